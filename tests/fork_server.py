@@ -145,8 +145,7 @@ def start_service(command: list[str], environment: dict[str, str], log: IO[bytes
     """A service of a cluster. None: not as users start one, but in a network of its own, or another in its place."""
     if len(command) != 3 or command[:2] != [sys.executable, "-m"] or command[2] not in _SERVICES:
         return None
-    decodes = "decoder" in command[2] and environment.get("QUIRE_DECODER_WARM") != "0"
-    return server("torch" if decodes else "plain").fork(command[1:], environment, Path.cwd(), log, log)
+    return server("torch" if "decoder" in command[2] else "plain").fork(command[1:], environment, Path.cwd(), log, log)
 
 
 def run(

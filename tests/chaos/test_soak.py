@@ -72,7 +72,7 @@ def _digests(blocks: tuple[int, ...]) -> ChunkKeys:
 @pytest.mark.long
 def test_memory_and_handles_stay_flat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The caches are full before the first look, so that what grows afterwards has no business to."""
-    with LocalCluster(tmp_path, storage_nodes=2, decoders=0, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
+    with LocalCluster(tmp_path, storage_nodes=2, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
         looks, done, failed = asyncio.run(_replay(cluster))
         with capsys.disabled():
             print(f"\n{done} requests, {failed.total()} failed; MiB and file handles at the middle and at the end:")

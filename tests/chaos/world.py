@@ -49,7 +49,6 @@ class World(LocalCluster):
         super().__init__(
             folder,
             storage_nodes=3,
-            decoders=0,
             gateways=2,
             orchestrators=2,
             schedulers=2,

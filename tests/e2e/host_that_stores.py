@@ -19,7 +19,7 @@ _CHUNKS = 24
 
 async def main(folder: Path, devices: str) -> None:
     settings = {"UCX_NET_DEVICES": devices} if devices else {}
-    with LocalCluster(folder, arena_bytes=96 << 20, decoders=0, settings=settings) as cluster:
+    with LocalCluster(folder, arena_bytes=96 << 20, settings=settings) as cluster:
         print("up", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         async with asyncio.timeout(20), QuireClient(cluster.gateway_address) as client:

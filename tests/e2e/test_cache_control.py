@@ -33,7 +33,7 @@ SETTINGS = {
 def in_memory(tmp_path: Path) -> Iterator[LocalCluster]:
     """A node with room for eight prefixes."""
     settings = {**SETTINGS, "QUIRE_STORAGE_DRIVES": "", "QUIRE_GATEWAY_RETENTION_S_MAX": "600"}
-    with LocalCluster(tmp_path, decoders=0, arena_bytes=40 * MIB, settings=settings) as cluster:
+    with LocalCluster(tmp_path, arena_bytes=40 * MIB, settings=settings) as cluster:
         yield cluster
 
 
@@ -94,7 +94,7 @@ async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:
         address = cluster.metrics["storage-0"]
         return {tier: metric(address, "quire_storage_tier_hits_total", tier=tier) for tier in ("memory", "disk")}
 
-    with LocalCluster(tmp_path, decoders=0, arena_bytes=40 * MIB, drive_bytes=160 * MIB, settings=SETTINGS) as cluster:
+    with LocalCluster(tmp_path, arena_bytes=40 * MIB, drive_bytes=160 * MIB, settings=SETTINGS) as cluster:
         async with QuireClient(cluster.gateway_address) as client:
             first = await _put(client, Durability.LOCAL)
             for _ in range(12):
@@ -144,7 +144,7 @@ async def test_watchers_hear_what_comes_and_goes(in_memory: LocalCluster) -> Non
 
 async def test_a_watcher_that_was_away_for_too_long_is_told_so(tmp_path: Path) -> None:
     settings = {**SETTINGS, "QUIRE_STORAGE_DRIVES": "", "QUIRE_ORCHESTRATOR_EVENTS_KEPT": "1"}
-    with LocalCluster(tmp_path, decoders=0, arena_bytes=40 * MIB, settings=settings) as cluster:
+    with LocalCluster(tmp_path, arena_bytes=40 * MIB, settings=settings) as cluster:
         async with QuireClient(cluster.gateway_address) as client, _operator(cluster) as operator:
             await _put(client, Durability.MEMORY)
             begun = await anext(operator.watch())

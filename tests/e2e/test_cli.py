@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,15 @@ from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
 QUIRE = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One of each service, which commands ask; three storage nodes."""
+    folder = tmp_path_factory.mktemp("cluster")
+    settings = {"QUIRE_SHARED_MEMORY": str(folder / "sockets")}
+    with LocalCluster(folder, decoders=1, storage_nodes=3, arena_bytes=192 << 20, settings=settings) as running:
+        yield running
 
 
 def quire(*arguments: str, timeout_s: float = 60, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -272,7 +281,7 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
     tokens = {"QUIRE_GATEWAY_AUTH": "tokens"}
     with (
         socket.create_server(("127.0.0.1", usual["s3"])),
-        LocalCluster(tmp_path, decoders=0, usual_ports=True, arena_bytes=64 << 20, settings=tokens) as cluster,
+        LocalCluster(tmp_path, usual_ports=True, arena_bytes=64 << 20, settings=tokens) as cluster,
     ):
         assert cluster.gateway_address == f"127.0.0.1:{usual['gateway']}"
         assert cluster.http_address == f"127.0.0.1:{usual['http']}"

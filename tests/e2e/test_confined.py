@@ -54,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         pytest.skip("mounts of one's own, and other users, need root with util-linux")
     folder = tmp_path / "c"
     settings = {"TMPDIR": str(folder), "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
-    with _Confined(folder, storage_nodes=2, arena_bytes=96 << 20, settings=settings) as running:
+    with _Confined(folder, decoders=1, storage_nodes=2, arena_bytes=96 << 20, settings=settings) as running:
         yield running
 
 

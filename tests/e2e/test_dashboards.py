@@ -56,7 +56,7 @@ def _recorded() -> dict[str, str]:
 def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
     settings = {"QUIRE_DECODER_MODELS": str(vae)}
     folder = tmp_path_factory.mktemp("watched")
-    with LocalCluster(folder, storage_nodes=2, arena_bytes=64 << 20, settings=settings) as running:
+    with LocalCluster(folder, decoders=1, storage_nodes=2, arena_bytes=64 << 20, settings=settings) as running:
         yield running
 
 
@@ -103,7 +103,7 @@ async def _work(cluster: LocalCluster, vae: Path, *, seconds: float) -> None:
         values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
         info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64, Normalisation())
         await images.put("watched", values, info)
-        await images.get("watched")  # the first loads torch
+        await images.get("watched")
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             at += 1

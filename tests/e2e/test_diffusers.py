@@ -161,7 +161,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Iterator[LocalCluster]:
     settings = {"QUIRE_DECODER_MODELS": ",".join(str(folder / "vae") for folder in folders.values())}
-    with LocalCluster(tmp_path_factory.mktemp("diffusers"), arena_bytes=128 << 20, settings=settings) as running:
+    with LocalCluster(
+        tmp_path_factory.mktemp("diffusers"), decoders=1, arena_bytes=128 << 20, settings=settings
+    ) as running:
         yield running
 
 

@@ -30,7 +30,9 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> Iterator[LocalCluster]:
     runpy.run_path(str(EXAMPLES / "diffusers_latents.py"))["write_tiny_pipeline"](pipeline)
     settings = {"QUIRE_DECODER_MODELS": f"{pipeline / 'vae'},{VAE_FOLDER}"}
-    with LocalCluster(tmp_path_factory.mktemp("examples"), arena_bytes=128 << 20, settings=settings) as running:
+    with LocalCluster(
+        tmp_path_factory.mktemp("examples"), decoders=1, arena_bytes=128 << 20, settings=settings
+    ) as running:
         yield running
 
 

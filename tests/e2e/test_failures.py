@@ -300,7 +300,7 @@ async def traced_fetch(gateway: str) -> None:
 async def test_a_cluster_killed_whole_starts_again_at_once(tmp_path: Path) -> None:
     """The dead count as members for longer than a start takes, and are not taken for the living."""
     settings = {"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS": "5000"}
-    cluster = LocalCluster(tmp_path, arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings, decoders=0)
+    cluster = LocalCluster(tmp_path, arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings)
     namespace = Namespace("test", "restart", LARGE)
     payload = random_payload(namespace, 4)
     with cluster:

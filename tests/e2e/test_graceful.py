@@ -37,7 +37,7 @@ LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
 def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
     """Two of everything. Services drain."""
     drained = {f"QUIRE_{name}_DRAIN_S": "1" for name in ("ORCHESTRATOR", "GATEWAY", "STORAGE", "DECODER", "SCHEDULER")}
-    settings = {**drained, "QUIRE_DECODER_WARM": "1", "QUIRE_DECODER_MODELS": str(vae)}
+    settings = {**drained, "QUIRE_DECODER_MODELS": str(vae)}
     with LocalCluster(
         tmp_path_factory.mktemp("rolling"),
         storage_nodes=2,

@@ -103,7 +103,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "QUIRE_TRACE_RECENT": "2000",
     }
     folder = tmp_path_factory.mktemp("guarded")
-    with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
+    with LocalCluster(folder, decoders=1, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
         made = folder / "certs"
         members = Tls(made / "ca.pem", made / "operator/tls.crt", made / "operator/tls.key", MEMBER_NAME)
         yield Guarded(cluster, Tls(made / "ca.pem"), members)

@@ -27,9 +27,7 @@ def narrow(tmp_path: Path) -> Iterator[LocalCluster]:
         "QUIRE_STORAGE_DRIVES": "",
         "QUIRE_STORAGE_OBJECT_URL": "",
     }
-    with LocalCluster(
-        tmp_path, storage_nodes=3, decoders=0, arena_bytes=64 << 20, own_links=True, settings=settings
-    ) as cluster:
+    with LocalCluster(tmp_path, storage_nodes=3, arena_bytes=64 << 20, own_links=True, settings=settings) as cluster:
         yield cluster
 
 

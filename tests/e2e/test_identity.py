@@ -38,7 +38,7 @@ class Tenant:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     settings = {"QUIRE_GATEWAY_AUTH": "tokens"}
     folder = tmp_path_factory.mktemp("identity")
-    with LocalCluster(folder, settings=settings, arena_bytes=96 << 20, decoders=0) as made:
+    with LocalCluster(folder, settings=settings, arena_bytes=96 << 20) as made:
         yield made
 
 

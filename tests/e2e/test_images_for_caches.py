@@ -30,7 +30,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Loc
         "QUIRE_DECODER_PROVENANCE_CERTIFICATES": str(certificates),
         "QUIRE_DECODER_PROVENANCE_KEY": str(key),
     }
-    with LocalCluster(tmp_path_factory.mktemp("caches"), arena_bytes=64 << 20, settings=settings) as running:
+    with LocalCluster(
+        tmp_path_factory.mktemp("caches"), decoders=1, arena_bytes=64 << 20, settings=settings
+    ) as running:
         yield running
 
 

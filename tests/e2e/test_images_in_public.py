@@ -21,7 +21,9 @@ HUGE = {"width": "8000", "height": "8000", "enlarge": "1", "format": "webp"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
     settings = {"QUIRE_DECODER_MODELS": str(vae), "QUIRE_GATEWAY_IMAGES_ENLARGE": "true"}
-    with LocalCluster(tmp_path_factory.mktemp("public"), arena_bytes=128 << 20, settings=settings) as running:
+    with LocalCluster(
+        tmp_path_factory.mktemp("public"), decoders=1, arena_bytes=128 << 20, settings=settings
+    ) as running:
         yield running
 
 

@@ -131,9 +131,7 @@ async def test_a_roll_waits_until_copies_are_there_again(tmp_path: Path) -> None
     with it whose second copy it had. Once it is, each of the others may go.
     """
     slow = {"QUIRE_STORAGE_REPLICATION_BYTES_PER_S": str(2 << 20), "QUIRE_STORAGE_OBJECT_URL": ""}
-    cluster = LocalCluster(
-        tmp_path / "c", storage_nodes=3, decoders=0, schedulers=0, arena_bytes=96 << 20, settings=slow
-    )
+    cluster = LocalCluster(tmp_path / "c", storage_nodes=3, schedulers=0, arena_bytes=96 << 20, settings=slow)
 
     def gate(name: str, probe: str = "redundancy") -> str:
         """Empty when it is open."""
@@ -179,7 +177,7 @@ async def test_a_roll_waits_until_copies_are_there_again(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("operated")
-    with LocalCluster(folder, decoders=0, arena_bytes=64 << 20) as running:
+    with LocalCluster(folder, arena_bytes=64 << 20) as running:
         yield running
 
 
@@ -289,7 +287,7 @@ def test_a_member_that_cannot_be_is_refused_and_says_so(
 @pytest.mark.long
 def test_secrets_are_replaced_one_by_the_other(tmp_path: Path) -> None:
     """Members with the old and with the new one work together while both are believed."""
-    with LocalCluster(tmp_path / "c", decoders=0, schedulers=0, arena_bytes=64 << 20) as cluster:
+    with LocalCluster(tmp_path / "c", schedulers=0, arena_bytes=64 << 20) as cluster:
         assert metric(cluster.metrics["storage-0"], "quire_member_refused_total", reason="SecretDiffers") == 0
         old, new = cluster.secret, secrets.token_hex(32)
         also = {"QUIRE_CLUSTER_SECRET_ALSO": new}

@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """With a prefix that was fetched, a picture, and a slow link."""
     settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK}", "QUIRE_STORAGE_LINK_BYTES_PER_S": str(_LINK)}
     with LocalCluster(
-        tmp_path_factory.mktemp("page"), storage_nodes=2, arena_bytes=96 << 20, settings=settings
+        tmp_path_factory.mktemp("page"), decoders=1, storage_nodes=2, arena_bytes=96 << 20, settings=settings
     ) as running:
         asyncio.run(_work(running))
         yield running
@@ -133,7 +133,7 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
     assert _shows_the_work(told)
     assert cluster.secret not in body.decode()
     assert json.loads(_get(cluster, "/images.json", token)[1])[0]["id"] == "a/cat & co"
-    status, body = _get(cluster, "/images/a/cat%20%26%20co", token, 60)  # the first picture loads torch
+    status, body = _get(cluster, "/images/a/cat%20%26%20co", token)
     assert status == 200 and body[8:12] == b"WEBP"
     assert _get(cluster, "/images/none", token)[0] == 404
     assert _get(cluster, "/nothing", token)[0] == 404

@@ -39,7 +39,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterSe
 @pytest.fixture(scope="module")
 def cluster(servers: RedisClusterServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(
-        tmp_path_factory.mktemp("cluster"), storage_nodes=2, arena_bytes=192 << 20, redis_url=servers.url
+        tmp_path_factory.mktemp("cluster"),
+        storage_nodes=2,
+        decoders=1,
+        arena_bytes=192 << 20,
+        redis_url=servers.url,
     ) as running:
         yield running
 

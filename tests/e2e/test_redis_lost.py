@@ -97,7 +97,10 @@ def _redis(folder: Path) -> Iterator[_Redis]:
 @pytest.mark.timeout(240)
 async def test_a_backup_is_restored(tmp_path: Path) -> None:
     """What was acknowledged in chunks is found again, also of the time since; names are those of the backup."""
-    with _redis(tmp_path) as redis, LocalCluster(tmp_path / "c", arena_bytes=96 << 20, redis_url=redis.url) as cluster:
+    with (
+        _redis(tmp_path) as redis,
+        LocalCluster(tmp_path / "c", decoders=1, arena_bytes=96 << 20, redis_url=redis.url) as cluster,
+    ):
         async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
             images, kept = ImageClient(client), connect(redis.url)
             keys = AccessKeys(kept, cluster.secret.encode())
@@ -202,7 +205,7 @@ def test_an_orchestrator_says_so_and_tells_how_full_it_is(tmp_path: Path) -> Non
         client.config_set("appendonly", "no")
         client.config_set("maxmemory", 1 << 30)
         client.config_set("maxmemory-policy", "volatile-lru")
-        small = LocalCluster(tmp_path / "c", decoders=0, schedulers=0, arena_bytes=64 << 20, redis_url=redis.url)
+        small = LocalCluster(tmp_path / "c", schedulers=0, arena_bytes=64 << 20, redis_url=redis.url)
         with small as cluster:
             log, deadline = tmp_path / "c" / "logs" / "orchestrator.log", time.monotonic() + 20
             while "Redis may lose what it is told" not in log.read_text():

@@ -36,7 +36,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("s3bad")
-    with LocalCluster(folder, arena_bytes=64 << 20, drive_bytes=128 << 20, decoders=0) as cluster:
+    with LocalCluster(folder, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
 
         async def keys() -> list[Key]:
             redis = connect(cluster.redis_url)

@@ -74,9 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "QUIRE_GATEWAY_TLS_KEY": str(private),
         "QUIRE_GATEWAY_S3_DOMAIN": "localhost",
     }
-    with LocalCluster(
-        folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, decoders=0, settings=settings
-    ) as cluster:
+    with LocalCluster(folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
         access, name, chunk = asyncio.run(_prepare(cluster))
         here = Place(f"http://{cluster.s3_address}", f"https://127.0.0.1:{port}", trusted, *access, name, chunk)
         client = _boto(here, tls=False)

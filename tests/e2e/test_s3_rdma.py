@@ -42,7 +42,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("s3rdma")
-    with LocalCluster(folder, storage_nodes=2, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
+    with LocalCluster(folder, decoders=1, storage_nodes=2, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
 
         async def keys() -> list[tuple[str, str]]:
             client = connect(cluster.redis_url)

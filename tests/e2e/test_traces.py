@@ -54,7 +54,10 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
         "QUIRE_DECODER_CACHE_BYTES": "0",  # every image is cold
         "QUIRE_GATEWAY_IMAGES_KEPT_BYTES": "0",
     }
-    with LocalCluster(folder, storage_nodes=2, arena_bytes=128 << 20, settings=settings, trace=True) as cluster:
+    one_of_each = LocalCluster(
+        folder, decoders=1, storage_nodes=2, arena_bytes=128 << 20, settings=settings, trace=True
+    )
+    with one_of_each as cluster:
         environment = {**os.environ, "QUIRE_TRACE_FOLDER": str(folder / "traces"), "PYTHONPATH": "."}
         command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address, weights_digest(vae)]
         done = fork_server.run(command, env=environment, timeout=300, kind="torch")
@@ -244,7 +247,7 @@ def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
     """By the standard variables alone: every service's spans, in the trace that the engine began."""
     with OtlpSink() as sink:
         export = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-        with LocalCluster(tmp_path, decoders=0, arena_bytes=128 << 20, settings=export) as cluster:
+        with LocalCluster(tmp_path, arena_bytes=128 << 20, settings=export) as cluster:
             environment = {**os.environ, **export, "PYTHONPATH": "."}
             command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address]
             done = fork_server.run(command, env=environment, timeout=300, kind="torch")

@@ -53,7 +53,6 @@ def cluster(before: Path, tmp_path: Path) -> Iterator[LocalCluster]:
         gateways=2,
         orchestrators=2,
         schedulers=2,
-        decoders=0,
         arena_bytes=96 << 20,
         settings={**drained, "PYTHONPATH": str(before)},
     ) as running:

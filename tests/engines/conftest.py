@@ -33,5 +33,5 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """A cluster of one storage node, for tests that break it as they like."""
-    with LocalCluster(tmp_path / "cluster", decoders=0, arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster:
+    with LocalCluster(tmp_path / "cluster", arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster:
         yield cluster

@@ -227,7 +227,7 @@ def named_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """One whose S3 frontend knows a domain."""
     settings = {"QUIRE_GATEWAY_S3_DOMAIN": _DOMAIN}
     folder = tmp_path / "cluster"
-    with LocalCluster(folder, decoders=0, arena_bytes=128 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
+    with LocalCluster(folder, arena_bytes=128 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
         yield cluster
 
 

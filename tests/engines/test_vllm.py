@@ -133,7 +133,7 @@ def test_eight_at_once_while_both_caches_evict(
     small: dict[str, Any] = {"kv_cache_memory_bytes": 5 << 20, "max_num_batched_tokens": 256, "max_model_len": 1024}
     settings = {"QUIRE_STORAGE_SLAB_BYTES": str(1 << 20), "QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
     with (
-        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=8 << 20, settings=settings) as cluster,
+        LocalCluster(tmp_path / "c", arena_bytes=8 << 20, settings=settings) as cluster,
         engine(tiny_model, cluster.gateway_address, {"load": load}, **small) as quire,
     ):
         for _ in range(4):
@@ -443,7 +443,7 @@ def test_what_would_come_later_than_computing_it_is_computed(
     """A link of 1 MB/s: the first loads are given up on their way, later ones are not begun but for a few blocks."""
     shaped = {"QUIRE_SCHEDULER_LINKS": "default=1000000", "QUIRE_STORAGE_LINK_BYTES_PER_S": "1000000"}
     with (
-        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=128 << 20, settings=shaped) as cluster,
+        LocalCluster(tmp_path / "c", arena_bytes=128 << 20, settings=shaped) as cluster,
         engine(tiny_model, cluster.gateway_address, {"load": load, "cut_off": True}) as quire,
     ):
         for at in range(4):  # what computing costs here

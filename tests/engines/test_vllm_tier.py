@@ -179,7 +179,7 @@ def test_a_gateway_that_is_away_costs_nothing_but_the_hits(
     tiny_model: Path, tmp_path: Path, alone: dict[str, list[int]]
 ) -> None:
     with (
-        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster,
+        LocalCluster(tmp_path / "c", arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster,
         _tiered(tiny_model, cluster.gateway_address, lookup_timeout_s=0.5, away_s=0.2) as tiered,
     ):
         cluster.kill("gateway")

@@ -107,7 +107,7 @@ def _measure_layout(
     with tempfile.TemporaryDirectory() as folder:
         shared_memory = f"{folder}/sockets" if transport == "shm" else OFF
         settings["QUIRE_SHARED_MEMORY"] = shared_memory
-        cluster = LocalCluster(Path(folder), decoders=0, arena_bytes=arena, drive_bytes=drive, settings=settings)
+        cluster = LocalCluster(Path(folder), arena_bytes=arena, drive_bytes=drive, settings=settings)
         with cluster:
             times = uvloop.run(_rounds(cluster, tier, shared_memory, layout, chunks, rounds))
     rates = [payload / seconds / 1e9 for seconds in times.delivery]

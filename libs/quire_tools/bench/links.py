@@ -101,7 +101,6 @@ def _prefix(nodes: int, budget: int, chunks: int, rounds: int) -> tuple[float, i
         LocalCluster(
             Path(folder),
             storage_nodes=nodes,
-            decoders=0,
             arena_bytes=arena,
             own_links=True,
             settings=_settings(budget, nodes, 0.0),
@@ -128,7 +127,6 @@ def _crowd(budget: int, hot_share: float, clients: int, at_once: int, chunks: in
         LocalCluster(
             Path(folder),
             storage_nodes=3,
-            decoders=0,
             arena_bytes=512 << 20,
             own_links=True,
             settings=_settings(budget, 3, hot_share),

@@ -90,9 +90,7 @@ def _cluster(orchestrators: int) -> Iterator[LocalCluster]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         yield stack.enter_context(
-            LocalCluster(
-                Path(folder), storage_nodes=0, schedulers=0, decoders=0, gateways=1, orchestrators=orchestrators
-            )
+            LocalCluster(Path(folder), storage_nodes=0, schedulers=0, gateways=1, orchestrators=orchestrators)
         )
 
 

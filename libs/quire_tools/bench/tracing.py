@@ -71,7 +71,7 @@ def _engine(folder: Path, share: str | None, sink: OtlpSink) -> Iterator[subproc
             "OTEL_TRACES_SAMPLER_ARG": share,
         }
     settings = {**environment, "QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
-    with LocalCluster(folder, decoders=0, arena_bytes=192 << 20, settings=settings) as cluster:
+    with LocalCluster(folder, arena_bytes=192 << 20, settings=settings) as cluster:
         engine = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, cluster.gateway_address],
             env={**os.environ, **environment},

@@ -71,7 +71,7 @@ def decoder_settings(models: Path) -> dict[str, str]:
         raise InvalidRequest(f"no folder with config.json and .safetensors in {models}", field="models")
     if any("," in str(each) for each in found):
         raise InvalidRequest(f"{models} has a comma in its name", field="models")
-    return {"QUIRE_DECODER_MODELS": ",".join(map(str, found)), "QUIRE_DECODER_WARM": "1"}
+    return {"QUIRE_DECODER_MODELS": ",".join(map(str, found))}
 
 
 def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> None:

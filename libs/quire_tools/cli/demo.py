@@ -121,6 +121,7 @@ class Demo:
         cluster = LocalCluster(
             self._folder / "cluster",
             storage_nodes=2,
+            decoders=1,
             arena_bytes=256 << 20,
             drive_bytes=1 << 30,
             trace=True,

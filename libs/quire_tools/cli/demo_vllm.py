@@ -99,9 +99,7 @@ class DemoVllm:
             with console.status("a Llama of random weights; the cluster: redis, gateway, scheduler, 2 × storage, …"):
                 model = make_model(self._folder / "model", layers=8, hidden=512, heads=8, kv_heads=2)
                 cluster = stack.enter_context(
-                    LocalCluster(
-                        self._folder / "cluster", storage_nodes=2, decoders=0, arena_bytes=256 << 20, settings=settings
-                    )
+                    LocalCluster(self._folder / "cluster", storage_nodes=2, arena_bytes=256 << 20, settings=settings)
                 )
             with console.status("three vLLM processes start: two with Quire, one without, to compare; some 30 s"):
                 quire = cluster.gateway_address

@@ -64,7 +64,7 @@ class LocalCluster:
         *,
         storage_nodes: int = 1,
         schedulers: int = 1,
-        decoders: int = 1,
+        decoders: int = 0,
         gateways: int = 1,
         orchestrators: int = 1,
         arena_bytes: int = 1 << 30,
@@ -175,7 +175,6 @@ class LocalCluster:
                 f"QUIRE_{name.upper()}_ADDRESS": ",".join(self._addresses[name])
                 for name in ("orchestrator", "scheduler")
             },
-            "QUIRE_DECODER_WARM": "0",  # clusters that serve no images need no torch
             **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
             **self._tracing(),
             **self._settings,

@@ -115,7 +115,9 @@ def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Rep
 
 
 def _cluster(folder: Path, settings: dict[str, str], modules: dict[str, str] | None = None) -> LocalCluster:
-    return LocalCluster(folder, settings=settings, modules=modules, arena_bytes=128 << 20, drive_bytes=256 << 20)
+    return LocalCluster(
+        folder, decoders=1, settings=settings, modules=modules, arena_bytes=128 << 20, drive_bytes=256 << 20
+    )
 
 
 async def _store(cluster: LocalCluster, names: list[str], size: int) -> list[tuple[int, int]]:

@@ -65,7 +65,10 @@ def run(samples: int, large: int, seconds: float, show_progress: bool = True) ->
             with (
                 tempfile.TemporaryDirectory(prefix="quire-public-") as folder,
                 LocalCluster(
-                    Path(folder), arena_bytes=128 << 20, settings={"QUIRE_GATEWAY_IMAGES_ENLARGE": "true"} | settings
+                    Path(folder),
+                    decoders=1,
+                    arena_bytes=128 << 20,
+                    settings={"QUIRE_GATEWAY_IMAGES_ENLARGE": "true"} | settings,
                 ) as cluster,
             ):
                 measuring = _measure(cluster, samples, large, seconds, lambda: progress.advance(task))

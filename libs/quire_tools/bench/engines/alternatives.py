@@ -83,7 +83,7 @@ def lmcache_redis(model: Path, folder: Path, settings: Settings, room_bytes: int
 def quire(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
     """Quire's connector, as it is without any setting but the gateway's address."""
     slab = {"QUIRE_STORAGE_SLAB_BYTES": str(16 << 20)}
-    with LocalCluster(folder, decoders=0, arena_bytes=room_bytes, drive_bytes=room_bytes, settings=slab) as cluster:
+    with LocalCluster(folder, arena_bytes=room_bytes, drive_bytes=room_bytes, settings=slab) as cluster:
 
         def stored() -> float:
             with SyncClient(cluster.gateway_address) as client:

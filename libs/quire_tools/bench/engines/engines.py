@@ -136,7 +136,7 @@ def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int) -> Repo
         settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room}
         seen = _alone(model, asked, settings)
         for load in ("layerwise", "async"):
-            with LocalCluster(folder / load, decoders=0, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
+            with LocalCluster(folder / load, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
                 ours = _with_quire(model, cluster.gateway_address, load, asked, settings)
             seen |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
             seen[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]

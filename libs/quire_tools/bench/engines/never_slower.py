@@ -134,9 +134,7 @@ def run(rates: list[int], contexts: list[int], at_once: list[int], requests: int
                 status.update(f"computing: {cell.tokens} tokens, {cell.at_once} at once")
                 same = next((each for each in seen if _shape(each[0]) == _shape(cell)), None)
                 seen[cell, "computing"] = seen[same] if same else _measure(engine, cell, prompts, requests, 2)
-        with LocalCluster(
-            folder / "cluster", storage_nodes=2, decoders=0, arena_bytes=8 * room, drive_bytes=8 * room
-        ) as cluster:
+        with LocalCluster(folder / "cluster", storage_nodes=2, arena_bytes=8 * room, drive_bytes=8 * room) as cluster:
             with vllm_engine(model, cluster.gateway_address, **settings) as engine:
                 firsts = [each for several in prompts.firsts.values() for each in several]
                 with stored(engine, sum(len(each) // BLOCK for each in firsts)):

@@ -203,7 +203,7 @@ def run_paths(sizes: list[int], at_once: list[int], total: int, show_progress: b
 
     with (
         tempfile.TemporaryDirectory(prefix="quire-s3-") as folder,
-        LocalCluster(Path(folder), decoders=0, arena_bytes=1 << 30, settings=_MEMORY_ONLY) as cluster,
+        LocalCluster(Path(folder), arena_bytes=1 << 30, settings=_MEMORY_ONLY) as cluster,
     ):
         asyncio.run(measure(cluster))
     paths.notes.append(
@@ -240,7 +240,7 @@ def run_breakdown(sizes: list[int], requests: int = 40) -> Report:
 
     with (
         tempfile.TemporaryDirectory(prefix="quire-s3-") as folder,
-        LocalCluster(Path(folder), decoders=0, arena_bytes=256 << 20, settings=_MEMORY_ONLY, trace=True) as cluster,
+        LocalCluster(Path(folder), arena_bytes=256 << 20, settings=_MEMORY_ONLY, trace=True) as cluster,
     ):
         measured = {size: asyncio.run(measure(cluster, size)) for size in sizes}
         for size, (trace_id, times, raw_s) in measured.items():
@@ -289,7 +289,7 @@ def run_servers(url: str, key: tuple[str, str], size: int, count: int) -> Report
 
     with (
         tempfile.TemporaryDirectory(prefix="quire-s3-") as folder,
-        LocalCluster(Path(folder), decoders=0, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster,
+        LocalCluster(Path(folder), arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster,
     ):
         asyncio.run(measure(cluster))
     report.notes.append(

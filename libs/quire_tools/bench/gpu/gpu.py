@@ -29,9 +29,7 @@ def run(name: str, mib: int, layers: int, sizes: list[int], engines: list[str], 
     report.notes.append(f"device: {device.description}; torch {torch.__version__}; {mib} MiB in {layers} layers")
     dtypes = ["float16", "bfloat16"] if device.is_cuda else ["float32"]
     with tempfile.TemporaryDirectory(prefix="quire-gpu-") as folder:
-        cluster = LocalCluster(
-            Path(folder) / "cluster", decoders=0, arena_bytes=max(256, 2 * mib) << 20, settings=_SETTINGS
-        )
+        cluster = LocalCluster(Path(folder) / "cluster", arena_bytes=max(256, 2 * mib) << 20, settings=_SETTINGS)
         with cluster, SyncClient(cluster.gateway_address) as client:
             deliveries = delivery.Deliveries(client, device, mib, layers)
             report.rows += delivery.measure(deliveries, device, rounds)

@@ -48,9 +48,7 @@ def _count(size: int) -> int:
 def _stores(stack: ExitStack, folder: Path, arena_bytes: int, s3: str, options: dict[str, str]) -> list[Store]:
     """Quire first. What is not installed is left out, and said."""
     slab = {"QUIRE_STORAGE_SLAB_BYTES": str(64 << 20)}
-    cluster = stack.enter_context(
-        LocalCluster(folder / "quire", decoders=0, arena_bytes=arena_bytes, settings=_SETTINGS | slab)
-    )
+    cluster = stack.enter_context(LocalCluster(folder / "quire", arena_bytes=arena_bytes, settings=_SETTINGS | slab))
     quire = QuireStore(cluster)
     stack.callback(quire.close)
     made: list[Store] = [quire, RedisStore(stack.enter_context(redis_server(folder)))]

@@ -58,7 +58,6 @@ def run(chunks: int, folder: Path) -> Report:
             drive_bytes = _write_pool(Path(place) / _NODE, chunks, space)
         cluster = LocalCluster(
             Path(place),
-            decoders=0,
             arena_bytes=128 << 20,
             drive_bytes=drive_bytes,
             settings={
