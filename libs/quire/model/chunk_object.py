@@ -25,6 +25,7 @@ except ImportError:
 from quire.model.durability import Durability
 from quire.model.errors import CorruptData
 from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 HEADER_MAGIC: Final = 0x31435751  # "QWC1"
@@ -101,6 +102,7 @@ def record_of(row: np.void) -> ChunkRecord:
         row["parent"].tobytes() if parent else b"",
         row["bucket"].tobytes(),
         row["parent_bucket"].tobytes() if parent else b"",
+        row["namespace"].tobytes(),
     )
 
 
@@ -123,6 +125,18 @@ def header_at_end(tail: bytes) -> bytes | None:
     size, magic = TRAILER.unpack_from(tail, len(tail) - TRAILER.size)
     header = tail[max(0, len(tail) - TRAILER.size - size) : -TRAILER.size]
     return header if magic == MAGIC and len(header) == size else None
+
+
+def with_record(header: bytes, record: ChunkRecord) -> bytes:
+    """The header with another record in it, sound again."""
+    row, none = np.frombuffer(header, dtype=HEADER, count=1).copy(), bytes(KEY_BYTES)
+    row["flags"] = (row["flags"] | HAS_PARENT) - (0 if record.parent else HAS_PARENT)
+    row["key"], row["bucket"] = np.void(record.key), np.void(record.bucket)
+    row["parent"], row["parent_bucket"] = np.void(record.parent or none), np.void(record.parent_bucket or none)
+    row["namespace"] = np.void(record.namespace)
+    rest = header[HEADER.itemsize :]
+    row["crc"] = crc32(row.tobytes()[CRC_FROM:] + rest[: 4 * int(row["num_layers"][0])])
+    return bytes(row.tobytes() + rest)
 
 
 def read_chunk_object(raw: bytes) -> ChunkObject:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-from quire.model.keys import ChunkKeys
+from quire.model.index import NO_NAMESPACE
+from quire.model.keys import KEY_BYTES, ChunkKeys
+
+NO_PARENT: Final = bytes(KEY_BYTES)
+"""Stands for the parent of a prefix's first chunk."""
 
 
 class EventKind(Enum):
@@ -18,13 +23,17 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEvent:
-    """`holder`: a storage node, or `OBJECT_TIER`. `parents`: of STORED, each chunk's, 32 bytes, zeros for none."""
+    """`holder`: a storage node, or `OBJECT_TIER`. `parents`: of STORED, each chunk's, 32 bytes, zeros for none.
+
+    `namespace`: first 16 bytes of the digest of the namespace that all chunks are of; zeros where it is not known.
+    """
 
     kind: EventKind
     holder: str
     keys: ChunkKeys
     parents: bytes = b""
     at_ms: int = 0
+    namespace: bytes = NO_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import numpy as np
 from quire.model.errors import InvalidRequest, KeysInvalid
 from quire.model.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
+from quire.model.policy import NAMESPACE_TAG_BYTES
 
 _SALT_BYTES_MAX: Final = 64
 _NAME_LENGTH_MAX: Final = 512
@@ -106,6 +107,11 @@ class Namespace:
     def digest(self) -> bytes:
         """H_{-1}: 32 bytes."""
         return _namespace_digest(self)
+
+    @property
+    def tag(self) -> bytes:
+        """First 16 bytes of the digest, by which members know the namespace."""
+        return self.digest()[:NAMESPACE_TAG_BYTES]
 
 
 @lru_cache(maxsize=1024)

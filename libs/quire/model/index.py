@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from quire.model.errors import InvalidRequest
 from quire.model.keys import ChunkKeys
 
+NO_NAMESPACE: Final = bytes(16)
 OBJECT_TIER: Final = "@object"
 """Stands among the nodes of a placement for the object tier, which every storage node reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk's place in the index. `parent` and `parent_bucket` are empty for the first of a prefix."""
+    """A chunk's place in the index. `parent` and `parent_bucket` are empty for the first of a prefix.
+
+    `namespace`: first 16 bytes of its namespace's digest, which cache events tell; zeros where it is not known.
+    """
 
     key: bytes
     parent: bytes
     bucket: bytes
     parent_bucket: bytes
+    namespace: bytes = field(default=NO_NAMESPACE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,9 @@ UNCHAINED_MAX: Final = 16_384
 """Keys of one request that are no prefix: each of them is looked up by itself."""
 
 
-def records(keys: ChunkKeys, first: int, count: int, *, unchained: bool = False) -> list[ChunkRecord]:
+def records(
+    keys: ChunkKeys, first: int, count: int, *, unchained: bool = False, namespace: bytes = NO_NAMESPACE
+) -> list[ChunkRecord]:
     """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`.
 
     `unchained`: of chunks that have no parent, each in a bucket of its own. Raises `InvalidRequest` for too many.
@@ -137,9 +144,9 @@ def records(keys: ChunkKeys, first: int, count: int, *, unchained: bool = False)
     if unchained:
         if count > UNCHAINED_MAX:
             raise InvalidRequest(f"{count} keys that are no prefix, {UNCHAINED_MAX} at most", field="chunk_keys")
-        return [ChunkRecord(key, b"", key, b"") for key in keys.run(first, count)]
+        return [ChunkRecord(key, b"", key, b"", namespace) for key in keys.run(first, count)]
     made = []
     for index in range(first, first + count):
         parent, parent_bucket = (keys.at(index - 1), keys.bucket_of(index - 1)) if index else (b"", b"")
-        made.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket))
+        made.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket, namespace))
     return made

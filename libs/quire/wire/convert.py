@@ -12,7 +12,7 @@ from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord
+from quire.model.index import NO_NAMESPACE, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
@@ -29,6 +29,7 @@ from quire.model.nodes import (
     StorageInfo,
 )
 from quire.model.outcome import NodeOutcome
+from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
@@ -319,8 +320,10 @@ def _vae_from(message: pb.KnownVae) -> KnownVae:
     )
 
 
-def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
-    return ChunkRecord(message.key, message.parent, message.bucket, message.parent_bucket)
+def record_from(message: orchestrator_pb2.ChunkRecord, namespace: bytes = b"") -> ChunkRecord:
+    """`namespace`: the digest of the namespace that it is of, where the message does not say it."""
+    tag = (message.namespace or namespace)[:NAMESPACE_TAG_BYTES].ljust(NAMESPACE_TAG_BYTES, b"\0")
+    return ChunkRecord(message.key, message.parent, message.bucket, message.parent_bucket, tag)
 
 
 def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
@@ -330,6 +333,7 @@ def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
         chunk_keys=event.keys.packed,
         parent_keys=event.parents,
         at_ms=event.at_ms,
+        namespace=event.namespace,
     )
 
 
@@ -343,12 +347,17 @@ def event_from(message: gateway_pb2.CacheEvent) -> CacheEvent:
         keys=ChunkKeys(message.chunk_keys),
         parents=message.parent_keys,
         at_ms=message.at_ms,
+        namespace=message.namespace or NO_NAMESPACE,
     )
 
 
 def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
     return orchestrator_pb2.ChunkRecord(
-        key=record.key, parent=record.parent, bucket=record.bucket, parent_bucket=record.parent_bucket
+        key=record.key,
+        parent=record.parent,
+        bucket=record.bucket,
+        parent_bucket=record.parent_bucket,
+        namespace=record.namespace if record.namespace != NO_NAMESPACE else b"",
     )
 
 

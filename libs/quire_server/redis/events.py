@@ -10,6 +10,7 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest
 from quire.model.events import CacheEvent, EventKind, EventPage
+from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
 from quire_server.redis.connection import metadata_errors
 
@@ -39,6 +40,7 @@ class CacheEvents:
                     "c": each.keys.packed,
                     "p": each.parents,
                     "t": each.at_ms,
+                    "n": each.namespace,
                 }
                 pipeline.xadd(_KEY, fields, maxlen=self._kept, approximate=True)
             await pipeline.execute()
@@ -90,4 +92,5 @@ def _event(fields: dict[bytes, bytes]) -> CacheEvent | None:
         keys=ChunkKeys(fields[b"c"]),
         parents=fields[b"p"],
         at_ms=int(fields[b"t"]),
+        namespace=fields.get(b"n", NO_NAMESPACE),
     )

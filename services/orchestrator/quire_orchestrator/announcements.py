@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final, Protocol
 
 from quire.model.errors import QuireError
-from quire.model.events import CacheEvent, EventKind
-from quire.model.index import ChunkRecord
-from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.events import NO_PARENT, CacheEvent, EventKind
+from quire.model.index import NO_NAMESPACE, ChunkRecord
+from quire.model.keys import ChunkKeys
 from quire.telemetry import background, logger
 from quire_orchestrator.ports import Clock
 from quire_server import tasks
@@ -44,7 +45,7 @@ class Announcements:
     def stored(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
         """`holder` has stored these chunks."""
         for part in _parts(chunks):
-            parents = b"".join(chunk.parent or bytes(KEY_BYTES) for chunk in part)
+            parents = b"".join(chunk.parent or NO_PARENT for chunk in part)
             self._tell(EventKind.STORED, holder, part, parents)
 
     def removed(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
@@ -69,8 +70,9 @@ class Announcements:
             self._waiting.popleft()
             self._gap = True
         keys = ChunkKeys(b"".join(chunk.key for chunk in part))
+        namespace, now_ms = part[0].namespace if part else NO_NAMESPACE, self._clock.now_ms()
         self._waiting.append(
-            CacheEvent(kind=kind, holder=holder, keys=keys, parents=parents, at_ms=self._clock.now_ms())
+            CacheEvent(kind=kind, holder=holder, keys=keys, parents=parents, at_ms=now_ms, namespace=namespace)
         )
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._publish(self._log), context=background())
@@ -87,4 +89,7 @@ class Announcements:
 
 
 def _parts(chunks: Sequence[ChunkRecord]) -> Iterable[Sequence[ChunkRecord]]:
-    return (chunks[at : at + _CHUNKS] for at in range(0, len(chunks), _CHUNKS))
+    """Of one namespace each."""
+    for _, alike in groupby(chunks, key=lambda chunk: chunk.namespace):
+        part = list(alike)
+        yield from (part[at : at + _CHUNKS] for at in range(0, len(part), _CHUNKS))

@@ -47,12 +47,15 @@ class Evictions:
     async def close(self) -> None:
         await tasks.end([self._sweeper])
 
-    async def evict(self, keys: ChunkKeys, keep: int) -> int:
-        """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""
+    async def evict(self, namespace: bytes, keys: ChunkKeys, keep: int) -> int:
+        """Drop chunks from the end of a chain of the namespace with this tag; how many.
+
+        Stops at one that others extend or a lease pins.
+        """
         keys.distinct()
         if not 0 <= keep <= len(keys):
             raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
-        chunks = list(reversed(records(keys, keep, len(keys) - keep)))
+        chunks = list(reversed(records(keys, keep, len(keys) - keep, namespace=namespace)))
         return len((await self._evict(chunks, "")).removed)
 
     async def evict_chunk(self, key: ChunkKeys) -> bool:

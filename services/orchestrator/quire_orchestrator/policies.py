@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import Namespace
-from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, PolicyList, TenantPolicy, TenantState
+from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire_orchestrator.ports import PolicyBook, TenantQuotas
 
 Policy = TypeVar("Policy", NamespacePolicy, TenantPolicy)
@@ -53,14 +53,14 @@ class Policies:
         Raises `QuotaExceeded`.
         """
         wanted_bytes = chunks * namespace.layout.chunk_bytes
-        quota_bytes = self._quotas.get(namespace.digest()[:NAMESPACE_TAG_BYTES], 0)
+        quota_bytes = self._quotas.get(namespace.tag, 0)
         for whose, limit_bytes in ("namespace", quota_bytes), ("tenant", self.tenant(namespace).stored_bytes_max):
             if limit_bytes and wanted_bytes > limit_bytes:
                 raise QuotaExceeded(f"{wanted_bytes} bytes in one store; the {whose} may have {limit_bytes} in all")
 
     async def stores_in(self, namespace: Namespace) -> None:
         """A namespace's tenant is about to store: its chunks count for it."""
-        noted = namespace.tenant, namespace.digest()[:NAMESPACE_TAG_BYTES]
+        noted = namespace.tenant, namespace.tag
         if namespace.tenant and noted not in self._stored_in:
             await self._book.add_namespace(*noted)
             self._stored_in.add(noted)

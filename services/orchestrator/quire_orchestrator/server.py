@@ -10,7 +10,6 @@ from quire.model.hashing import tenant_name
 from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
-from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
 from quire.wire.index_messages import drops_from, drops_to, held_from
@@ -155,8 +154,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return gateway_pb2.ReleaseResponse(released=await self._lookups.release(request.lease))
 
     async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
-        convert.namespace_from(request.namespace)
-        evicted = await self._evictions.evict(ChunkKeys(request.chunk_keys), request.keep_chunks)
+        namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+        evicted = await self._evictions.evict(namespace.tag, keys, request.keep_chunks)
         return gateway_pb2.EvictResponse(evicted_chunks=evicted)
 
     async def Heartbeat(
@@ -214,7 +213,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.SettleDropsResponse()
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
-        tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]
+        tag = convert.namespace_from(request.namespace).tag
         policy = await self._policies.set_namespace(tag, **_given(request, "ttl_s", "quota_bytes"))
         return gateway_pb2.SetPolicyResponse(policy=policy_to(policy))
 

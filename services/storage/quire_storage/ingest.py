@@ -58,7 +58,6 @@ class IngestCall:
     node_index: int
     durability: Durability
     on_existing: OnExisting
-    namespace: bytes = bytes(16)
     source_complete: bool = False
     until_s: float = math.inf
 
@@ -118,7 +117,7 @@ async def pull(
         remote.close()
         produced.forget(call.store_id)
     return [
-        Chunk(record, layers, call.layout.slice_bytes, pulling.checksums[:, index].copy(), call.namespace, now_ms)
+        Chunk(record, layers, call.layout.slice_bytes, pulling.checksums[:, index].copy(), now_ms)
         for index, record in enumerate(call.records)
     ]
 

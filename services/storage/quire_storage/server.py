@@ -83,7 +83,7 @@ class StorageServicer(StorageServiceServicer):
         call = IngestCall(
             until_s=self._clock.monotonic_s() + permitted_s,
             layout=convert.layout_from(request.layout),
-            records=[convert.record_from(chunk) for chunk in request.chunks],
+            records=[convert.record_from(chunk, request.namespace_digest) for chunk in request.chunks],
             store_id=convert.transfer_id_from(request.store_id, "store_id"),
             source=convert.target_from(request.source),
             source_ranges=convert.ranges_from(request.source_ranges),
@@ -91,7 +91,6 @@ class StorageServicer(StorageServiceServicer):
             node_index=request.node_index,
             durability=convert.durability_from(request.durability),
             on_existing=convert.on_existing_from(request.on_existing),
-            namespace=request.namespace_digest[:16].ljust(16, b"\0"),
             source_complete=request.source_complete,
         )
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))

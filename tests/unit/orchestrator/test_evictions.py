@@ -9,7 +9,7 @@ import pytest
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.fingerprints import fingerprint
-from quire.model.index import Drop, records
+from quire.model.index import NO_NAMESPACE, Drop, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire_orchestrator.config import OrchestratorConfig
@@ -39,7 +39,7 @@ async def test_a_node_that_is_away_hears_of_evictions_when_it_is_back() -> None:
     keys = await world.stored(2)
     generations = await world.index.register("a", records(keys, 0, 2), 0)
     evictions = (await world.start()).evictions
-    assert await evictions.evict(keys, keep=1) == 1
+    assert await evictions.evict(NO_NAMESPACE, keys, keep=1) == 1
     drop = Drop(keys.at(1), fingerprint(keys.bucket_of(1)), generations[1])
     for _ in range(2):
         assert await evictions.drops("a", 0) == ([drop], 0), "until the node has confirmed it"

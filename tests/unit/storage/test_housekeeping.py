@@ -32,8 +32,8 @@ def _key(chain: int, at: int) -> bytes:
 
 
 def _chunk(chain: int, at: int, namespace: bytes = ONE, stored_ms: int = 0) -> Chunk:
-    record = ChunkRecord(_key(chain, at), _key(chain, at - 1) if at else b"", b"", b"")
-    return Chunk(record, 1, SIZE, np.zeros(1, np.uint32), namespace, stored_ms)
+    record = ChunkRecord(_key(chain, at), _key(chain, at - 1) if at else b"", b"", b"", namespace)
+    return Chunk(record, 1, SIZE, np.zeros(1, np.uint32), stored_ms)
 
 
 @dataclass

@@ -47,11 +47,10 @@ def _chunk(number: int, shape: Shape) -> Chunk:
     parent = (number - 1).to_bytes(32, "big") if number % 3 else b""
     sums = np.arange(shape.num_layers, dtype=np.uint32) + np.uint32(number)
     return Chunk(
-        ChunkRecord(key, parent, key, key if parent else b""),
+        ChunkRecord(key, parent, key, key if parent else b"", b"n" * 16),
         shape.num_layers,
         shape.slice_bytes,
         sums,
-        b"n" * 16,
         1234567890123,
     )
 

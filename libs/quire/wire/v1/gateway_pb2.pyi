@@ -613,6 +613,7 @@ class CacheEvent(_message.Message):
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     PARENT_KEYS_FIELD_NUMBER: _builtins.int
     AT_MS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     kind: Global___CacheEventKind.ValueType
     """What has happened."""
     holder: _builtins.str
@@ -623,6 +624,8 @@ class CacheEvent(_message.Message):
     """Of stored ones, the key before each, 32 bytes each, concatenated; zeros for none."""
     at_ms: _builtins.int
     """When, milliseconds since the Unix epoch."""
+    namespace: _builtins.bytes
+    """First 16 bytes of the digest of the chunks' namespace; zeros where it is not known, and then keys are members' own."""
     def __init__(
         self,
         *,
@@ -631,10 +634,11 @@ class CacheEvent(_message.Message):
         chunk_keys: _builtins.bytes = ...,
         parent_keys: _builtins.bytes = ...,
         at_ms: _builtins.int = ...,
+        namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "chunk_keys", b"chunk_keys", "holder", b"holder", "kind", b"kind", "parent_keys", b"parent_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "chunk_keys", b"chunk_keys", "holder", b"holder", "kind", b"kind", "namespace", b"namespace", "parent_keys", b"parent_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -454,6 +454,7 @@ class ChunkRecord(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     PARENT_BUCKET_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """Key, 32 bytes."""
     parent: _builtins.bytes
@@ -462,6 +463,8 @@ class ChunkRecord(_message.Message):
     """Index bucket of the chain that it belongs to, 32 bytes: the key that opens the bucket."""
     parent_bucket: _builtins.bytes
     """Index bucket of the parent, 32 bytes; empty for the first of a prefix."""
+    namespace: _builtins.bytes
+    """First 16 bytes of its namespace's digest, for cache events; empty where it is not known."""
     def __init__(
         self,
         *,
@@ -469,10 +472,11 @@ class ChunkRecord(_message.Message):
         parent: _builtins.bytes = ...,
         bucket: _builtins.bytes = ...,
         parent_bucket: _builtins.bytes = ...,
+        namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "key", b"key", "parent", b"parent", "parent_bucket", b"parent_bucket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "key", b"key", "namespace", b"namespace", "parent", b"parent", "parent_bucket", b"parent_bucket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -239,14 +239,14 @@ def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:
     image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
     pool_map = PoolMap([geometry], [image], 1 << 40)
     sums = np.full(_SHAPE.num_layers, isal_zlib.crc32(bytes(_SHAPE.slice_bytes)), dtype=np.uint32)
-    tag, now_ms = space.digest()[:16], time.time_ns() // 1_000_000
+    now_ms = time.time_ns() // 1_000_000
     for first in range(0, chunks, _PREFIX):
         count = min(_PREFIX, chunks - first)
-        chain = records(ChunkKeys(os.urandom(32 * count)), 0, count)
+        chain = records(ChunkKeys(os.urandom(32 * count)), 0, count, namespace=space.tag)
         places = pool_map.allocate(_SHAPE, count)
         pool_map.commit(
             [
-                Placed(Header(Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums, tag, now_ms)), where)
+                Placed(Header(Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums, now_ms)), where)
                 for record, where in zip(chain, places, strict=True)
             ]
         )

@@ -12,8 +12,6 @@ from quire.model.durability import Durability
 from quire.model.index import ChunkRecord
 from quire_storage.core.slots import Shape
 
-NO_NAMESPACE = bytes(16)
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
@@ -37,19 +35,22 @@ class DiskPlace:
 class Chunk:
     """A stored chunk: its place in the index, its shape, and a CRC-32 for each slice.
 
-    `checksums`: (num_layers,) uint32. `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch.
+    `checksums`: (num_layers,) uint32. `stored_ms`: Unix epoch.
     """
 
     record: ChunkRecord
     num_layers: int
     slice_bytes: int
     checksums: npt.NDArray[np.uint32]
-    namespace: bytes = NO_NAMESPACE
     stored_ms: int = 0
 
     @property
     def key(self) -> bytes:
         return self.record.key
+
+    @property
+    def namespace(self) -> bytes:
+        return self.record.namespace
 
     @property
     def shape(self) -> Shape:

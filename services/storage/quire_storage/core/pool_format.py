@@ -294,7 +294,7 @@ def _with_names(row: npt.NDArray[np.void], chunk: Chunk) -> bytearray:
 
 def _header_of(row: np.void, checksums: npt.NDArray[np.uint32], at_ms: int, generation: int) -> Header:
     layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
-    chunk = Chunk(record_of(row), layers, slice_bytes, checksums, row["namespace"].tobytes(), at_ms)
+    chunk = Chunk(record_of(row), layers, slice_bytes, checksums, at_ms)
     return Header(chunk, LEVELS[int(row["durability"])], bool(int(row["flags"]) & IN_OBJECT), generation)
 
 
