@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,35 @@ def test_vllm_reads_what_is_published() -> None:
     assert (gone.block_hashes, gone.medium, gone.ownership) == ([C], "STORAGE", "@object")
     assert int.from_bytes(number, "big") == 1
     reader.close()
+
+
+def test_beyond_this_host_only_known_clients_read(tmp_path: Path) -> None:
+    zmq_auth = pytest.importorskip("zmq.auth")
+    (tmp_path / "clients").mkdir()
+    zmq_auth.create_certificates(tmp_path, "server")
+    made = {}
+    for name in ("router", "stranger"):
+        public, secret = zmq_auth.create_certificates(tmp_path, name)
+        made[name] = zmq_auth.load_certificate(secret)
+        if name == "router":
+            Path(public).rename(tmp_path / "clients" / "router.key")
+    (port,) = free_ports(1)
+    publish = publisher(f"tcp://*:{port}", "kv", tmp_path)
+    server, _ = zmq_auth.load_certificate(tmp_path / "server.key")
+    readers = {}
+    for name, (public, secret) in made.items():
+        readers[name] = reader = zmq.Context.instance().socket(zmq.SUB)
+        reader.curve_publickey, reader.curve_secretkey, reader.curve_serverkey = public, secret, server
+        reader.setsockopt(zmq.RCVTIMEO, 2000)
+        reader.connect(f"tcp://127.0.0.1:{port}")
+        reader.setsockopt_string(zmq.SUBSCRIBE, "kv")
+    event = CacheEvent(kind=EventKind.REMOVED, holder="a", keys=ChunkKeys(A))
+    for at in range(40):  # a subscription is not acknowledged
+        publish(EventPage((event,), f"{at}-0"))
+        if readers["router"].poll(100):
+            break
+    assert readers["router"].recv_multipart()[0] == b"kv"
+    with pytest.raises(zmq.Again):
+        readers["stranger"].recv_multipart()
+    for reader in readers.values():
+        reader.close(0)

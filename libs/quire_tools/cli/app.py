@@ -232,15 +232,19 @@ def drop(
 @app.command()
 def events(
     after: Annotated[str, typer.Option(help="go on behind this cursor; from now on without")] = "",
-    zmq: Annotated[str, typer.Option(help="publish them as vLLM's KV events there, e.g. tcp://*:5557")] = "",
+    zmq: Annotated[str, typer.Option(help="publish them as vLLM's KV events there, e.g. tcp://127.0.0.1:5557")] = "",
     topic: Annotated[str, typer.Option(help="with --zmq: the topic")] = "",
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="with --zmq beyond this host: folder with server.key_secret and clients/*.key (ZMQ's CURVE)"),
+    ] = None,
     folder: Folder = _FOLDER,
     admin: Admin = "",
 ) -> None:
     """Chunks as they come and go, one JSON a line, until Ctrl-C."""
     from quire_tools.cli.events import follow
 
-    follow(folder, admin, after, zmq, topic)
+    follow(folder, admin, after, zmq, topic, curve)
 
 
 @app.command()

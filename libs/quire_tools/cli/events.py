@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,19 +13,19 @@ from rich.console import Console
 
 from quire.client import AdminClient
 from quire.model.errors import ConfigInvalid
-from quire.model.events import CacheEvent, EventKind, EventPage
+from quire.model.events import NO_PARENT, CacheEvent, EventKind, EventPage
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import KEY_BYTES
 from quire_tools.cli.cluster import as_operator
 
 _NOT_KNOWN: Final = {"token_ids": [], "block_size": 0, "lora_id": None, "lora_name": None}
-_NO_PARENT: Final = bytes(KEY_BYTES)
+_LOCAL: Final = re.compile(r"(tcp://(127\.[0-9.]+|\[::1\]|localhost):|ipc://|inproc://)")
 console = Console(highlight=False, soft_wrap=True)
 
 
-def follow(folder: Path, admin: str, after: str, zmq: str, topic: str) -> None:
+def follow(folder: Path, admin: str, after: str, zmq: str, topic: str, curve: Path | None) -> None:
     """Until Ctrl-C."""
-    tell = publisher(zmq, topic) if zmq else _print
+    tell = publisher(zmq, topic, curve) if zmq else _print
 
     async def work(operator: AdminClient) -> None:
         async for page in operator.watch(after):
@@ -48,17 +49,31 @@ def _print(page: EventPage) -> None:
         console.print(json.dumps(told))
 
 
-def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
+def publisher(address: str, topic: str = "", curve: Path | None = None) -> Callable[[EventPage], None]:
     """Sends pages to a ZMQ socket that it binds, as vLLM's publisher does: topic, number, a batch in MessagePack.
 
-    Where events were lost all blocks count as gone. Raises `ConfigInvalid` without pyzmq and msgspec.
+    Where events were lost all blocks count as gone.
+
+    Args:
+        address: On this host alone, or anywhere with `curve`: all tenants' keys are told.
+        topic: Of the messages.
+        curve: Folder with the publisher's own `server.key_secret`, and `clients/` with the public keys of those who may
+            subscribe (`zmq.auth.create_certificates`).
+
+    Raises:
+        ConfigInvalid: The address is open to others without `curve`; a key is missing; pyzmq or msgspec is.
     """
+    if curve is None and not _LOCAL.match(address):
+        why = "others could read all tenants' keys there: give --curve, or bind to 127.0.0.1"
+        raise ConfigInvalid(f"{address}: {why}", field="zmq")
     try:
         import msgspec
         import zmq
     except ImportError as error:
         raise ConfigInvalid(f"{error}: the extra `events` of Quire brings it", field="zmq") from None
     socket: Any = zmq.Context.instance().socket(zmq.PUB)
+    if curve is not None:
+        _guard(socket, curve)
     socket.bind(address)
     encode = msgspec.msgpack.Encoder().encode
     number = 0
@@ -73,6 +88,24 @@ def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
             number += 1
 
     return publish
+
+
+def _guard(socket: Any, folder: Path) -> None:
+    """Only those whose public keys lie in the folder read it, and nobody on the way. Raises `ConfigInvalid`."""
+    import zmq.auth
+    from zmq.auth.thread import ThreadAuthenticator
+
+    try:
+        public, secret = zmq.auth.load_certificate(folder / "server.key_secret")
+        clients = sorted((folder / "clients").glob("*.key"))
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"{folder}: {error}", field="curve") from None
+    if secret is None or not clients:
+        raise ConfigInvalid(f"{folder}: needs server.key_secret, and clients/*.key", field="curve")
+    authenticator = ThreadAuthenticator(zmq.Context.instance())
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=str(folder / "clients"))
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
 
 
 def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
@@ -96,7 +129,7 @@ def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
         if told and parent == before:
             told[-1]["block_hashes"].append(key)
         else:
-            above = None if parent == _NO_PARENT else parent
+            above = None if parent == NO_PARENT else parent
             told.append(
                 {"type": "BlockStored", "block_hashes": [key], "parent_block_hash": above, **_NOT_KNOWN, **where}
             )
