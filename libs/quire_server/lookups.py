@@ -57,7 +57,8 @@ class LookupSettings:
 class Question:
     """What a client wants to know. `prompt_tokens` and `device` ask for advice.
 
-    `unchained`: the keys are no prefix, each stands for itself; then without lease and advice.
+    `unchained`: the keys are no prefix, each stands for itself; then without lease and advice. `scope`: what a lease on
+    them has as its namespace.
     """
 
     namespace: Namespace
@@ -67,6 +68,7 @@ class Question:
     prompt_tokens: int = 0
     device: str = ""
     unchained: bool = False
+    scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Lookups:
         found = Found(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
         if pin is None or not matched:
             return found
-        lease = self._lease(pin, readable.keys, found)
+        lease = self._lease(pin, readable.keys, found, question.scope)
         self._events["given"] += 1
         self._note(lease)
         return replace(found, lease=lease, token=self._signer.sign(lease))
@@ -252,7 +254,7 @@ class Lookups:
         now_ms = await self._clock.known_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
 
-    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found) -> Lease:
+    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found, scope: bytes) -> Lease:
         """Over all of `keys`, which are those that matched."""
         return Lease(
             lease_id=pin.lease_id,
@@ -263,6 +265,7 @@ class Lookups:
             keys_digest=keys.digest(),
             addresses=found.addresses,
             tenant=found.tenant,
+            namespace=scope,
         )
 
     async def release(self, token: bytes) -> bool:
@@ -298,7 +301,7 @@ class Lookups:
 
     def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""
-        tag = namespace.digest()[:4].hex()
+        tag = namespace.tag[:4].hex()
         if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
             tag = "others"
         self._namespaces.add(tag)

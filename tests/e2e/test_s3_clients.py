@@ -37,6 +37,7 @@ from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.FP16)
+SPACE = Namespace("m", "1", LAYOUT)
 MANY = 2500
 LARGE = 64 << 20
 HARD_KEY = "a dir/ü+&=%25?'\"~.txt"
@@ -92,19 +93,18 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
     """A key, and a KV chunk in the object tier."""
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("alice", (Grant("quire", "quire-kv", "", Level.READ),))
+    made = await keys.create("alice", (Grant("quire", "quire-kv", f"{SPACE.tag.hex()}/", Level.READ),))
     await redis.aclose()
     chunks = ChunkKeys(hashlib.sha256(b"a chunk").digest())
     async with QuireClient(cluster.gateway_address) as client:
         buffer = client.allocate(LAYOUT.chunk_bytes)
         assert buffer.view is not None
         buffer.view[:] = np.random.default_rng(1).integers(0, 256, buffer.length, dtype=np.uint8)
-        space = Namespace("m", "1", LAYOUT)
-        session = await client.store(space, chunks, 0, buffer, durability=Durability.OBJECT)
+        session = await client.store(SPACE, chunks, 0, buffer, durability=Durability.OBJECT)
         for layer in range(LAYOUT.num_layers):
             session.layer_produced(layer)
         await session.finish()
-        return (made.name, keys.secret(made)), chunks.at(0).hex(), buffer.view.tobytes()
+        return (made.name, keys.secret(made)), f"{SPACE.tag.hex()}/{chunks.at(0).hex()}", buffer.view.tobytes()
 
 
 def _many() -> list[str]:

@@ -49,7 +49,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             made = AccessKeys(client, cluster.secret.encode())
             with pytest.raises(InvalidRequest, match="Quire's own"):
                 await made.create("quire")
-            grants = tuple(Grant("quire", name, "", Level.ADMIN) for name in ("quire-kv", "quire-latents"))
+            grants = (
+                Grant("quire", "quire-kv", f"{SPACE.tag.hex()}/", Level.ADMIN),
+                Grant("quire", "quire-latents", "", Level.ADMIN),
+            )
             found = [await made.create("alice", grants, rdma=True), await made.create("mallory", grants)]
             await client.aclose()
             return [(key.name, made.secret(key)) for key in found]
@@ -67,6 +70,10 @@ async def client(scene: Scene) -> AsyncIterator[QuireClient]:
 def _keys(seed: int) -> ChunkKeys:
     rng = np.random.default_rng(seed)
     return ChunkKeys(rng.bytes(32 * CHUNKS))
+
+
+def _name(key: bytes) -> str:
+    return f"{SPACE.tag.hex()}/{key.hex()}"
 
 
 def _headers(namespace: Namespace = SPACE) -> dict[str, str]:
@@ -120,7 +127,7 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
 
 
 async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:
-    name = _keys(77).at(0).hex()
+    name = _name(_keys(77).at(0))
     source, target = client.allocate(LAYOUT.chunk_bytes), client.allocate(LAYOUT.chunk_bytes)
     assert source.view is not None and target.view is not None
     source.view[:] = np.random.default_rng(3).integers(0, 256, source.length, dtype=np.uint8)
@@ -154,14 +161,15 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
     for layer in range(LAYOUT.num_layers):
         session.layer_produced(layer)
     await session.finish()
-    first, second = keys.at(0).hex(), keys.at(1).hex()
+    first, second = _name(keys.at(0)), _name(keys.at(1))
     status, _, whole = await request("GET", f"{scene.url}/quire-kv/{first}", scene.key)
     assert status == 200
     layers = source.layers(LAYOUT.num_layers, 2, LAYOUT.slice_bytes)
     assert whole[: LAYOUT.chunk_bytes] == layers[:, 0].tobytes()
     span = {"Range": f"bytes={LAYOUT.slice_bytes}-{2 * LAYOUT.slice_bytes - 1}"}
     assert (await request("GET", f"{scene.url}/quire-kv/{first}", scene.key, span))[2] == layers[1, 0].tobytes()
-    _, _, listed = await request("GET", f"{scene.url}/quire-kv?list-type=2&prefix={first[:4]}", scene.key)
+    query = f"list-type=2&prefix={first[:36].replace('/', '%2F')}"
+    _, _, listed = await request("GET", f"{scene.url}/quire-kv?{query}", scene.key)
     assert first.encode() in listed and second.encode() not in listed
     assert (await request("DELETE", f"{scene.url}/quire-kv/{first}", scene.key))[0] == 409, "the second extends it"
     for name in (second, first):
@@ -207,7 +215,9 @@ async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> No
     flipped[20] ^= 1
     damaged = replace(buffer.target(), worker_address=bytes(flipped)).to_token()
     for token in ("", "ucx1.", "cuobj.AAAA", "ucx1.AAAA", wild, damaged):
-        status, _, raw = await request("GET", f"{url}/{'0' * 64}", scene.key, {"x-amz-rdma-token": token} | _headers())
+        status, _, raw = await request(
+            "GET", f"{url}/{_name(bytes(32))}", scene.key, {"x-amz-rdma-token": token} | _headers()
+        )
         assert status in (400, 404), raw
     assert (await request("PUT", f"{scene.url}/wild", scene.key))[0] in (200, 409)
     assert (await request("PUT", f"{scene.url}/wild/a", scene.key, body=b"bytes"))[0] == 200

@@ -35,6 +35,7 @@ from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
+from quire_gateway.key_derivation import SameKeys
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backends import WHOLE_BODIES, Backends
@@ -356,6 +357,7 @@ class Cluster:
             lookups=lookups,
             orchestrator=stub,
             retention=Retention(index, clock, config.retention_s_max),
+            derivation=SameKeys(),
             clock=clock,
         )
         self.sessions[process.name] = servicer.sessions

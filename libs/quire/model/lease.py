@@ -20,7 +20,9 @@ from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
 
 _MAC_BYTES: Final = 32
-_VERSION: Final = 4
+_VERSION: Final = 5
+_OF_CLIENTS_KEYS: Final = 4
+"""As the release before wrote them all: without a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,9 @@ class Lease:
     """A promise that chunks stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key.
 
     `ranges` cover all of them in order; `keys_digest` is `ChunkKeys.digest` of their keys; `addresses`: of the nodes'
-    gRPC servers, by node. `tenant`: whose request it is, and what that tenant gets of the links. All of it is signed,
-    so that no client names anything else.
+    gRPC servers, by node. `tenant`: whose request it is, and what that tenant gets of the links. `namespace`: first 16
+    bytes of the digest of the namespace that the keys were derived under; empty where they are the client's own. All of
+    it is signed, so that no client names anything else.
     """
 
     lease_id: bytes
@@ -40,6 +43,7 @@ class Lease:
     keys_digest: bytes
     addresses: dict[str, str] = field(default_factory=dict)
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
+    namespace: bytes = b""
 
     def check_fresh(self, now_ms: int) -> None:
         """Raises `LeaseExpired`."""
@@ -62,7 +66,8 @@ class LeaseSigner:
         ranges = [[each.node_id, each.first, each.count] for each in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
         pinned = [lease.lease_id, lease.tip, lease.tip_bucket, lease.expires_ms]
-        body = cbor2.dumps([_VERSION, *pinned, ranges, lease.keys_digest, lease.addresses, tenant])
+        fields = [*pinned, ranges, lease.keys_digest, lease.addresses, tenant]
+        body = cbor2.dumps([_VERSION, *fields, lease.namespace] if lease.namespace else [_OF_CLIENTS_KEYS, *fields])
         return _mac(self._secrets[0], body) + body
 
     def open(self, token: bytes) -> Lease:
@@ -71,9 +76,9 @@ class LeaseSigner:
         if not any(hmac.compare_digest(_mac(secret, body), token[:_MAC_BYTES]) for secret in self._secrets):
             raise LeaseForged("this cluster did not sign it", field="lease")
         version, *fields = cbor2.loads(body)
-        if version != _VERSION:
+        if version not in (_OF_CLIENTS_KEYS, _VERSION):
             raise LeaseForged(f"version {version}", field="lease")
-        lease_id, tip, tip_bucket, expires_ms, ranges, keys_digest, addresses, tenant = fields
+        lease_id, tip, tip_bucket, expires_ms, ranges, keys_digest, addresses, tenant, *scope = fields
         return Lease(
             lease_id=lease_id,
             tip=tip,
@@ -83,6 +88,7 @@ class LeaseSigner:
             keys_digest=keys_digest,
             addresses=addresses,
             tenant=TenantPolicy(*tenant),
+            namespace=scope[0] if scope else b"",
         )
 
 

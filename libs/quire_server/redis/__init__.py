@@ -8,6 +8,7 @@ from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
 from quire_server.redis.index import PrefixIndex
 from quire_server.redis.kept import Kept
+from quire_server.redis.key_secret import key_secret
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import Policies
@@ -26,4 +27,5 @@ __all__ = [
     "RedisLeaderLease",
     "RedisProbe",
     "connect",
+    "key_secret",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 import secrets
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -22,6 +23,8 @@ from quire_server.redis.connection import metadata_errors
 SYSTEM_TENANT: Final = "quire"
 """Owns the buckets of chunks and latents."""
 
+CHUNKS_BUCKET: Final = "quire-kv"
+_SCOPED: Final = re.compile("[0-9a-f]{32}/")
 _KEY: Final = "quire:s3:access"
 _SECRET_CHARS: Final = 40
 
@@ -42,6 +45,17 @@ class Grant:
     bucket: str
     prefix: str
     level: Level
+
+    @property
+    def scoped(self) -> bool:
+        """Of `quire/quire-kv` it must be: to one namespace, whose tag its prefix begins with (`NAMESPACE/`)."""
+        return (self.tenant, self.bucket) != (SYSTEM_TENANT, CHUNKS_BUCKET) or bool(_SCOPED.match(self.prefix))
+
+    def check(self) -> None:
+        """Raises `InvalidRequest`."""
+        if not self.scoped:
+            why = f"{self.prefix!r} names no namespace: {SYSTEM_TENANT}/{CHUNKS_BUCKET}/NAMESPACE/, its 32 digits"
+            raise InvalidRequest(f"{why} as `quire keys namespace` prints them", field="grant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +87,13 @@ class AccessKeys:
     async def create(
         self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
     ) -> AccessKey:
+        """Raises `InvalidRequest`."""
         if not tenant or "/" in tenant or not tenant.isprintable():
             raise InvalidRequest(f"{tenant!r} is empty, or has a slash", field="tenant")
         if tenant == SYSTEM_TENANT:
             raise InvalidRequest(f"{tenant!r} is Quire's own name; grant single buckets of it instead", field="tenant")
+        for grant in grants:
+            grant.check()
         name = "QK" + base64.b32encode(secrets.token_bytes(11)).decode().rstrip("=")
         key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma)
         await self._write(key)
@@ -92,7 +109,8 @@ class AccessKeys:
         return key
 
     async def grant(self, name: str, grant: Grant) -> AccessKey | None:
-        """Add a grant, in the place of one for the same bucket and prefix."""
+        """Add a grant, in the place of one for the same bucket and prefix. Raises `InvalidRequest`."""
+        grant.check()
         key = await self.get(name)
         if key is None:
             return None

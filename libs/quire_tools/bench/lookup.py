@@ -20,6 +20,7 @@ from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire_server.redis import AccessKeys, connect
 from quire_tools.bench.processor import ProcessorTime
 from quire_tools.bench.report import Report, Row, median, percentile, spread
 from quire_tools.local import LocalCluster
@@ -32,22 +33,43 @@ _LEASE_MS = 10_000
 
 
 def run(context: int, chunk_tokens: int, rounds: int, clients: int) -> Report:
-    """`context` tokens in chunks of `chunk_tokens`, 87.5% of them cached; `clients` look up at once for saturation."""
-    with tempfile.TemporaryDirectory() as folder, Console().status("starting a cluster"):
-        settings = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
-        cluster = LocalCluster(Path(folder), arena_bytes=128 << 20, settings=settings)
-        with cluster:
-            measured: Report = uvloop.run(_measure(cluster, context, chunk_tokens, rounds, clients))
-            return measured
+    """`context` tokens in chunks of `chunk_tokens`, 87.5% of them cached; `clients` look up at once for saturation.
 
-
-async def _measure(cluster: LocalCluster, context: int, chunk_tokens: int, rounds: int, clients: int) -> Report:
-    namespace = Namespace("bench", "1", KvLayout(1, chunk_tokens, 1, 8, Dtype.FP16))
-    tokens = list(range(context))
+    In a cluster without tokens, then as a tenant of one with tokens, whose keys the gateway derives.
+    """
+    rows = []
+    for auth in ("off", "tokens"):
+        with tempfile.TemporaryDirectory() as folder, Console().status("starting a cluster"):
+            settings = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": "", "QUIRE_GATEWAY_AUTH": auth}
+            with LocalCluster(Path(folder), arena_bytes=128 << 20, settings=settings) as cluster:
+                rows.append(uvloop.run(_measure(cluster, auth, context, chunk_tokens, rounds, clients)))
+    namespace, tokens = _namespace(chunk_tokens), list(range(context))
     hashing = {algorithm: _timed_hash(namespace, tokens, algorithm) for algorithm in HashAlgorithm}
-    keys = block_keys(namespace, tokens)
+    hashed = ", ".join(f"{name.value} {ms:.1f} ms" for name, ms in hashing.items())
+    notes = [f"hashing {context} tokens apart: {hashed}"]
+    notes.append(f"{clients} look-ups at once for saturation; the client shares the machine")
+    return Report("lookup", {"name": "a look-up of no key: the same round trip", "unit": "ms"}, rows, notes)
+
+
+def _namespace(chunk_tokens: int, salt: bytes = b"") -> Namespace:
+    return Namespace("bench", "1", KvLayout(1, chunk_tokens, 1, 8, Dtype.FP16), salt)
+
+
+async def _tenant(cluster: LocalCluster) -> tuple[str, bytes]:
+    """A token that may name memory, and the salt of its tenant."""
+    redis = connect(cluster.redis_url)
+    keys = AccessKeys(redis, cluster.secret.encode())
+    key = await keys.create("bench", rdma=True)
+    await redis.aclose()
+    return f"{key.name}:{keys.secret(key)}", keys.salt("bench")
+
+
+async def _measure(cluster: LocalCluster, auth: str, context: int, chunk_tokens: int, rounds: int, clients: int) -> Row:
+    token, salt = await _tenant(cluster) if auth == "tokens" else ("", b"")
+    namespace = _namespace(chunk_tokens, salt)
+    keys = block_keys(namespace, list(range(context)))
     present = keys.run(0, int(len(keys) * _HIT))
-    async with QuireClient(cluster.gateway_address) as client:
+    async with QuireClient(cluster.gateway_address, token=token) as client:
         buffer = client.allocate(namespace.layout.payload_bytes(len(present)))
         session = await client.store(namespace, present, 0, buffer, durability=Durability.MEMORY)
         session.layer_produced(0)
@@ -76,11 +98,8 @@ async def _measure(cluster: LocalCluster, context: int, chunk_tokens: int, round
         "saturated: CPU us, all": sum(busy.values()) / (rate * _SATURATION_S) * 1e6,
     }
     ratio = median(empty) / median(seconds)
-    row = Row({"keys": len(keys), "matched": len(present)}, measured, median(empty) * 1e3, ratio)
-    hashed = ", ".join(f"{name.value} {ms:.1f} ms" for name, ms in hashing.items())
-    notes = [f"hashing {context} tokens apart: {hashed}"]
-    notes.append(f"{clients} look-ups at once for saturation; the client shares the machine")
-    return Report("lookup", {"name": "a look-up of no key: the same round trip", "unit": "ms"}, [row], notes)
+    params = {"auth": auth, "keys": len(keys), "matched": len(present)}
+    return Row(params, measured, median(empty) * 1e3, ratio)
 
 
 async def _lookups(

@@ -27,7 +27,7 @@ def run(rounds: int) -> Report:
 
 
 def _lookup(rounds: int) -> Row:
-    (row,) = lookup.run(65_536, _CHUNK_TOKENS, 20 * rounds, 16).rows
+    row, _ = lookup.run(65_536, _CHUNK_TOKENS, 20 * rounds, 16).rows
     return _line(
         f"look-up of {row.params['keys']} keys, leased, ms", row.measured["median ms"], row.baseline, row.ratio
     )

@@ -16,6 +16,7 @@ from rich.table import Table
 from quire.model.errors import InvalidRequest
 from quire_server.redis import AccessKeys, connect
 from quire_server.redis.access import AccessKey, Grant, Level
+from quire_tools.cli.cluster import read_namespace
 from quire_tools.local import read_state
 
 Result = TypeVar("Result")
@@ -72,11 +73,19 @@ def add_grant(
     grant: Annotated[str, typer.Argument(help=_GRANT_HELP)],
     folder: Folder = _FOLDER,
 ) -> None:
-    """Let a key do something in another tenant's bucket, or in quire/quire-kv or quire/quire-latents."""
+    """Let a key do something in another tenant's bucket, in quire/quire-kv/NAMESPACE/ or in quire/quire-latents."""
     key = _run(folder, lambda keys: keys.grant(name, parse_grant(grant)))
     if key is None:
         raise InvalidRequest(f"there is no key {name!r}", field="key")
     console.print(f"{name}: {len(key.grants)} grants")
+
+
+@keys_app.command()
+def namespace(
+    file: Annotated[Path, typer.Argument(help="the namespace, as JSON (the demo writes one)")],
+) -> None:
+    """Print the 32 digits by which grants, policies and cache events name a namespace."""
+    print(read_namespace(file).tag.hex())
 
 
 @keys_app.command()

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from quire import PROTOCOL_VERSION
 from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
+from quire.model.errors import Unavailable
 from quire.model.images import record_name
 from quire.model.nodes import GatewayInfo, Node
 from quire.model.profile import Profiles
+from quire.telemetry import logger
 from quire.transport import OFF, data_plane
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import OPERATOR, Tls
@@ -41,6 +43,7 @@ from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.images import ImageGateway
+from quire_gateway.key_derivation import DerivedKeys, KeyDerivation, SameKeys
 from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
@@ -50,7 +53,7 @@ from quire_gateway.page import PageFrontend
 from quire_gateway.pictures import Pictures
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
-from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
+from quire_gateway.s3.access import LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.backend import Backend
 from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_gateway.s3.frontend import S3Frontend
@@ -75,7 +78,9 @@ from quire_server.redis import (
     PrefixIndex,
     RedisProbe,
     connect,
+    key_secret,
 )
+from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -92,6 +97,7 @@ def _s3_frontend(
     leases: Leases,
     images: OwnMemory,
     memory: RemoteMemory,
+    derivation: KeyDerivation,
     clock: Clock,
 ) -> S3Frontend:
     authenticator = Authenticator(keys, clock)
@@ -99,7 +105,7 @@ def _s3_frontend(
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     index, guarded = GrpcChunkIndex(config, channels), config.auth != "off"  # without tokens there is one tenant
     reserved: dict[str, Callable[[str], Backend]] = {
-        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, whole_bodies),
+        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, derivation, whole_bodies),
         LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
@@ -109,7 +115,13 @@ def _s3_frontend(
         buckets=buckets, blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies, quotas=quotas
     )
     rdma = RdmaRequests(
-        backends=backends, gateway=gateway, singles=singles, leases=leases, staging=memory, admission=admission
+        backends=backends,
+        gateway=gateway,
+        singles=singles,
+        leases=leases,
+        staging=memory,
+        admission=admission,
+        derivation=derivation,
     )
     return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
@@ -124,6 +136,7 @@ def _listeners(
     admission: Admission,
     lookups: Lookups,
     retention: Retention,
+    derivation: KeyDerivation,
     watching: Watching,
     channels: ChannelPool,
     clock: Clock,
@@ -140,6 +153,7 @@ def _listeners(
         lookups=lookups,
         orchestrator=orchestrator,
         retention=retention,
+        derivation=derivation,
         clock=clock,
     )
     requests_max = config.requests_max + config.sessions_max
@@ -177,7 +191,7 @@ def _listeners(
             authenticate=admission.caller,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
-        admin = AdminServicer(config, admission, orchestrator, watching, spans)
+        admin = AdminServicer(config, admission, orchestrator, watching, spans, derivation)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
         others.append(operators)
     return members, others, servicer.sessions
@@ -251,6 +265,18 @@ async def _live(
     await member(frontends=(stop,), stopping=sessions.leave)
 
 
+async def _key_derivation(config: GatewayConfig, redis: Any) -> KeyDerivation:
+    """Raises `ConfigInvalid` where the cluster's secret does not open the one that keys are derived with."""
+    if config.auth == "off":
+        return SameKeys()
+    derived = DerivedKeys(partial(key_secret, redis, *config.secrets))
+    try:
+        await derived.load()
+    except Unavailable as error:
+        logger().warning("requests for chunks are refused until Redis is there", error=str(error))
+    return derived
+
+
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     channels, redis, incarnation = ChannelPool(member_tls(config)), connect(config.redis_url), os.urandom(8).hex()
@@ -277,6 +303,7 @@ async def serve(config: GatewayConfig) -> None:
         kept_bytes=config.images_kept_bytes,
         stored=warming.stored,
     )
+    derivation = await _key_derivation(config, redis)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
     server, others, sessions = _listeners(
@@ -288,6 +315,7 @@ async def serve(config: GatewayConfig) -> None:
         admission=admission,
         lookups=lookups,
         retention=Retention(PrefixIndex(redis), clock, config.retention_s_max),
+        derivation=derivation,
         watching=watching,
         channels=channels,
         clock=clock,
@@ -306,6 +334,7 @@ async def serve(config: GatewayConfig) -> None:
             leases=leases,
             images=own,
             memory=memory,
+            derivation=derivation,
             clock=clock,
         ),
         PageFrontend(config, members.nodes, lambda: lookups.asked, own),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from isal import isal_zlib
 
-from quire.model.index import ChunkRecord
+from quire.model.index import NO_NAMESPACE, ChunkRecord
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.key_derivation import SameKeys
 from quire_gateway.ports import ChunkAttributes
 from quire_gateway.s3 import body as body_module
 from quire_gateway.s3.backend import Described
@@ -20,6 +21,7 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.object_store import pack_object
 
 _KEY = bytes(range(32))
+_NAME = f"{NO_NAMESPACE.hex()}/{_KEY.hex()}"
 
 
 class _Content:
@@ -83,15 +85,14 @@ def _object() -> bytes:
 async def test_slow_bodies_hold_no_turns() -> None:
     """Four clients that send nothing, and turns for one: the next one's chunk is stored at once."""
     chunks, described = _Chunks(), Described({}, {})
-    backend = ChunkBackend(chunks, _Index(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), SameKeys(), asyncio.Semaphore(1))
     slow = [
-        asyncio.create_task(backend.put(_KEY.hex(), _body(_Content(b"", slow=True), 9000), described, ""))
-        for _ in range(4)
+        asyncio.create_task(backend.put(_NAME, _body(_Content(b"", slow=True), 9000), described, "")) for _ in range(4)
     ]
     await asyncio.sleep(0)
     raw = _object()
     async with asyncio.timeout(10):
-        entry = await backend.put(_KEY.hex(), _body(_Content(raw), len(raw)), described, "")
+        entry = await backend.put(_NAME, _body(_Content(raw), len(raw)), described, "")
         read = b"".join([bytes(piece) async for piece in backend.read(entry, 0, entry.size)])
     assert read == raw == chunks.objects[_KEY]
     for task in slow:
@@ -103,9 +104,9 @@ async def test_slow_bodies_hold_no_turns() -> None:
 async def test_a_damaged_object_is_not_passed_on(at: int) -> None:
     """Finding 8: a flipped bit in a layer, and the client gets no byte of that layer."""
     chunks, raw = _Chunks(), bytearray(_object())
-    backend = ChunkBackend(chunks, _Index(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), SameKeys(), asyncio.Semaphore(1))
     chunks.objects[_KEY] = bytes(raw)
-    entry = await backend.head(_KEY.hex())
+    entry = await backend.head(_NAME)
     assert entry is not None
     raw[at] ^= 1
     chunks.objects[_KEY] = bytes(raw)

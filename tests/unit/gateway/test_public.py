@@ -22,6 +22,7 @@ from quire.wire import convert
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
+from quire_gateway.key_derivation import SameKeys
 from quire_gateway.runtime import FetchCall, FetchSummary
 from quire_server.lookups import Found, Question
 
@@ -47,6 +48,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         lookups=lookups,
         orchestrator=nothing,
         retention=nothing,
+        derivation=SameKeys(),
         clock=clock,
     )
 

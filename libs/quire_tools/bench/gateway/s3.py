@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -25,7 +26,7 @@ from quire.model.layout import Attention, Dtype, KvLayout
 from quire.telemetry import names
 from quire.transport import OFF, data_plane
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import salt_of
 from quire_tools.bench.gateway import figures
 from quire_tools.bench.gateway.bare_http import BareHttp
 from quire_tools.bench.gateway.s3_client import SignedHttp, many, namespace_header
@@ -38,12 +39,14 @@ _ROUNDS: Final = 3
 _PAGE: Final = 4096
 # Of chunks: what is measured is not what a node writes behind meanwhile.
 _MEMORY_ONLY: Final = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": "", "QUIRE_SHARED_MEMORY": OFF}
+_TENANT: Final = "bench"
 Run = Callable[[int, int], Awaitable[object]]
 
 
-def _chunks_of(size: int) -> Namespace:
-    """Chunks that are as large as a block: one layer."""
-    return Namespace("bench-s3", "1", KvLayout(1, size // _PAGE, 1, _PAGE, Dtype.FP8_E4M3, Attention.MLA))
+def _chunks_of(size: int, cluster: LocalCluster) -> Namespace:
+    """Chunks that are as large as a block: one layer. Of the tenant whose key it is."""
+    layout = KvLayout(1, size // _PAGE, 1, _PAGE, Dtype.FP8_E4M3, Attention.MLA)
+    return Namespace("bench-s3", "1", layout, salt_of(_TENANT, cluster.secret.encode()))
 
 
 class Bench:
@@ -54,13 +57,14 @@ class Bench:
     ) -> None:
         self.total = total
         self.client = client
+        self._cluster = cluster
         self.http = http
         self.tcp = _store(f"http://{cluster.s3_address}", key, "bench")
 
     async def paths(self, size: int, at_once: int) -> Row:
         """MB/s of each path, PUT and GET; the ratio is Direct's GET against the raw stream."""
         count = max(2 * at_once, self.total // size)
-        body, space = os.urandom(size), _chunks_of(size)
+        body, space = os.urandom(size), _chunks_of(size, self._cluster)
         buffers = [self.client.allocate(size) for _ in range(at_once)]
         tokens = [{"x-amz-rdma-token": buffer.target().to_token()} for buffer in buffers]
         for buffer in buffers:
@@ -83,8 +87,8 @@ class Bench:
             "S3TCP GET": tcp_get,
             "Buffer PUT": by_rdma("PUT", lambda number: f"/bench/b{size}-{number}", {}),
             "Buffer GET": by_rdma("GET", lambda number: f"/bench/b{size}-{number}", {}),
-            "Direct PUT": by_rdma("PUT", lambda number: f"/quire-kv/{keys[number]}", headers),
-            "Direct GET": by_rdma("GET", lambda number: f"/quire-kv/{keys[number]}", headers),
+            "Direct PUT": by_rdma("PUT", lambda number: f"/quire-kv/{space.tag.hex()}/{keys[number]}", headers),
+            "Direct GET": by_rdma("GET", lambda number: f"/quire-kv/{space.tag.hex()}/{keys[number]}", headers),
         }
         measured: dict[str, float] = {}
         for name, step in steps.items():
@@ -110,7 +114,7 @@ class Bench:
     async def aggregation(self, chunk_tokens: int, payload: int, layers: int = 32) -> Row:
         """GB/s of one descriptor against a request per object, Llama 3.1 8B's chunks (Figure 11, Table A7)."""
         layout = KvLayout(layers, chunk_tokens, 8, 128, Dtype.BF16)
-        space = Namespace(f"bench-agg-{chunk_tokens}", "1", layout)
+        space = replace(_chunks_of(_PAGE, self._cluster), model_id=f"bench-agg-{chunk_tokens}", layout=layout)
         chunks = max(1, payload // layout.chunk_bytes)
         payload = chunks * layout.chunk_bytes
         buffer = self.client.allocate(payload)
@@ -128,10 +132,10 @@ class Bench:
         tokens = [{"x-amz-rdma-token": slot.target().to_token()} for slot in slots]
 
         async def put(number: int, worker: int) -> None:
-            await self.http.send("PUT", f"/quire-kv/{alone[number]}", headers | tokens[worker])
+            await self.http.send("PUT", f"/quire-kv/{space.tag.hex()}/{alone[number]}", headers | tokens[worker])
 
         async def get(number: int, worker: int) -> None:
-            await self.http.send("GET", f"/quire-kv/{alone[number]}", headers | tokens[worker])
+            await self.http.send("GET", f"/quire-kv/{space.tag.hex()}/{alone[number]}", headers | tokens[worker])
 
         await many(chunks, 8, put)
         single = [payload / (await many(chunks, 8, get))[0] / 1e9 for _ in range(_ROUNDS)]
@@ -176,7 +180,7 @@ def _store(url: str, key: tuple[str, str], bucket: str) -> S3Store:
 async def _key(cluster: LocalCluster) -> tuple[str, str]:
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("bench", (Grant("quire", "quire-kv", "", Level.ADMIN),), rdma=True)
+    made = await keys.create(_TENANT, rdma=True)
     await redis.aclose()
     return made.name, keys.secret(made)
 
@@ -222,12 +226,12 @@ def run_breakdown(sizes: list[int], requests: int = 40) -> Report:
     report = Report("s3 latency", {"name": "raw UCX put of one block, same run", "unit": "ms"}, tall=True)
 
     async def measure(cluster: LocalCluster, size: int) -> tuple[str, list[float], float]:
-        key, space, trace_id = await _key(cluster), _chunks_of(size), os.urandom(16).hex()
+        key, space, trace_id = await _key(cluster), _chunks_of(size, cluster), os.urandom(16).hex()
         async with (
             QuireClient(cluster.gateway_address, transport=data_plane(OFF)) as client,
             SignedHttp(f"http://{cluster.s3_address}", *key) as http,
         ):
-            buffer, path = client.allocate(size), f"/quire-kv/{os.urandom(32).hex()}"
+            buffer, path = client.allocate(size), f"/quire-kv/{space.tag.hex()}/{os.urandom(32).hex()}"
             token = {"x-amz-rdma-token": buffer.target().to_token()}
             headers = namespace_header(space) | token | {"x-quire-durability": "memory"}
             await http.send("PUT", path, headers)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+from quire.model.events import NO_PARENT, CacheEvent
+from quire.model.index import NO_NAMESPACE
+from quire.model.keys import ChunkKeys
 from quire.wire import convert
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
@@ -15,6 +19,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.key_derivation import KeyDerivation
 from quire_gateway.ports import ClusterSpans
 from quire_gateway.watching import Watching
 
@@ -29,7 +34,9 @@ class AdminServicer(AdminServiceServicer):
         orchestrator: OrchestratorServiceStub,
         watching: Watching,
         spans: ClusterSpans,
+        derivation: KeyDerivation,
     ) -> None:
+        self._derivation = derivation
         self._watching = watching
         self._spans = spans
         self._timeout_s = config.control_timeout_s
@@ -56,7 +63,7 @@ class AdminServicer(AdminServiceServicer):
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
             async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
                 async for page in pages:
-                    events = map(convert.event_to, page.events)
+                    events = [convert.event_to(await self._with_clients_keys(event)) for event in page.events]
                     yield pb.WatchResponse(events=events, cursor=page.cursor, lost=page.lost)
 
     async def ListSpans(
@@ -66,6 +73,16 @@ class AdminServicer(AdminServiceServicer):
             async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
                 async for page in pages:
                     yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
+
+    async def _with_clients_keys(self, event: CacheEvent) -> CacheEvent:
+        """Those of members where the namespace is not known: nodes of an earlier release have not told it."""
+        if event.namespace == NO_NAMESPACE:
+            return event
+        keys = await self._derivation.revert(event.namespace, event.keys)
+        parents = await self._derivation.revert(event.namespace, ChunkKeys(event.parents))
+        told = zip(ChunkKeys(event.parents), parents, strict=True)
+        above = b"".join(NO_PARENT if derived == NO_PARENT else parent for derived, parent in told)
+        return replace(event, keys=keys, parents=above)
 
     async def _forward(self, method: Any, request: Any, context: Any) -> Any:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):

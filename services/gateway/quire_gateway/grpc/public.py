@@ -27,6 +27,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images import ImageGateway
+from quire_gateway.key_derivation import KeyDerivation
 from quire_gateway.latents import LatentGateway
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import LayerArrived
@@ -57,6 +58,7 @@ class GatewayServicer(GatewayServiceServicer):
         lookups: Lookups,
         orchestrator: OrchestratorServiceStub,
         retention: Retention,
+        derivation: KeyDerivation,
         clock: Clock,
     ) -> None:
         self._timeout_s = config.control_timeout_s
@@ -68,6 +70,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._lookups = lookups
         self._orchestrator = orchestrator
         self._retention = retention
+        self._derivation = derivation
         self._clock = clock
         self._leases = LeaseSigner(*config.secrets)
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
@@ -81,7 +84,7 @@ class GatewayServicer(GatewayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            question = await _question(request)
+            question = await self._question(request)
             return _found(await self._lookups.lookup(question), question)
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
@@ -93,13 +96,16 @@ class GatewayServicer(GatewayServiceServicer):
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
+            namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+            request.chunk_keys = (await self._derivation.derive(namespace.tag, keys)).packed
             response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
             return response
 
     async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
-            namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+            namespace = convert.namespace_from(request.namespace)
+            keys = await self._derivation.derive(namespace.tag, ChunkKeys(request.chunk_keys))
             if not request.ttl_ms:
                 return pb.RetainResponse(chunks=await self._retention.end(namespace, keys))
             chunks, until_ms = await self._retention.retain(namespace, keys, request.ttl_ms)
@@ -110,6 +116,7 @@ class GatewayServicer(GatewayServiceServicer):
         namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
         payload = namespace.layout.payload_bytes(len(keys))
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt, payload=payload)):
+            keys = await self._derivation.derive(namespace.tag, keys)
             found = await self._lookups.lookup(Question(namespace, keys))
             there = await self._gateway.prefetch(found, keys, request.within_ms)
             return pb.PrefetchResponse(matched_chunks=found.matched_chunks, chunks_in_memory=there)
@@ -192,12 +199,14 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
         principal = await self._admission.caller(context)
-        lease = self._leases.open(request.lease)
+        lease, keys = self._leases.open(request.lease), ChunkKeys(request.descriptor.chunk_keys)
+        if lease.namespace:
+            keys = await self._derivation.derive(lease.namespace, keys)
         fetch = FetchCall(
             found=lease,
             lease=request.lease,
             delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
-            descriptor=convert.descriptor_from(request.descriptor),
+            descriptor=convert.descriptor_from(request.descriptor, keys),
             compute_window_us=request.compute_window_us,
             layers_in_stream=request.layers_in_stream,
             transfer_ms=request.transfer_ms,
@@ -213,7 +222,7 @@ class GatewayServicer(GatewayServiceServicer):
     async def Retrieve(self, request: pb.RetrieveRequest, context: Any) -> AsyncIterator[pb.RetrieveResponse]:
         """What was found goes out before any node is asked: a client that has not heard of it knows of no node."""
         principal = await self._admission.caller(context)
-        question = await _question(request.lookup)
+        question = await self._question(request.lookup)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
         if question.unchained and wanted.chunks < len(wanted.keys):
             raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
@@ -243,9 +252,10 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
         principal = await self._admission.caller(context)
+        namespace = convert.namespace_from(request.namespace)
         store = StoreCall(
-            namespace=convert.namespace_from(request.namespace),
-            keys=ChunkKeys(request.chunk_keys),
+            namespace=namespace,
+            keys=await self._derivation.derive(namespace.tag, ChunkKeys(request.chunk_keys)),
             first=request.first_chunk,
             store_id=convert.transfer_id_from(request.store_id, "store_id"),
             source=convert.target_from(request.source),
@@ -263,22 +273,27 @@ class GatewayServicer(GatewayServiceServicer):
                 async for event in events:
                     yield _stored(event)
 
+    async def _question(self, request: pb.LookupRequest) -> Question:
+        namespace = convert.namespace_from(request.namespace)
+        if request.tokens and request.chunk_keys:
+            raise InvalidRequest("give either keys or tokens", field="chunk_keys")
+        if request.tokens:  # hashing takes a second per MiB: not on the loop
+            keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
+        else:
+            keys = ChunkKeys(request.chunk_keys)
+        return Question(
+            namespace=namespace,
+            keys=await self._derivation.derive(namespace.tag, keys),
+            lease_ttl_ms=request.lease_ttl_ms,
+            client=Location(request.host, request.zone),
+            prompt_tokens=request.prompt_tokens,
+            device=request.device,
+            unchained=request.unchained,
+            scope=self._derivation.scope(namespace.tag),
+        )
+
     async def _forward(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=self._timeout_s)
-
-
-async def _question(request: pb.LookupRequest) -> Question:
-    namespace = convert.namespace_from(request.namespace)
-    if request.tokens and request.chunk_keys:
-        raise InvalidRequest("give either keys or tokens", field="chunk_keys")
-    if request.tokens:  # hashing takes a second per MiB: not on the loop
-        keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
-    else:
-        keys = ChunkKeys(request.chunk_keys)
-    where = Location(request.host, request.zone)
-    return Question(
-        namespace, keys, request.lease_ttl_ms, where, request.prompt_tokens, request.device, request.unchained
-    )
 
 
 def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:

@@ -12,9 +12,8 @@ from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
 from quire_gateway.keyring import KeyRing
 from quire_server.clock import Clock
-from quire_server.redis.access import SYSTEM_TENANT, AccessKey, Level
+from quire_server.redis.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, Level
 
-CHUNKS_BUCKET: Final = "quire-kv"
 LATENTS_BUCKET: Final = "quire-latents"
 RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)
 _NOBODY: Final = secrets.token_hex(20)
@@ -46,7 +45,7 @@ class Caller:
             return
         for grant in self.key.grants:
             here = (grant.tenant, grant.bucket) == (tenant, bucket) and key.startswith(grant.prefix)
-            if here and grant.level >= level:
+            if here and grant.level >= level and grant.scoped:
                 return
         raise S3Error("AccessDenied", "Access Denied")
 

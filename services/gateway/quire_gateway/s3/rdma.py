@@ -1,7 +1,8 @@
 """Requests whose bytes go by RDMA: HTTP carries the control, UCX the payload (ObjectCache, §3.2 and §4.1).
 
     GET, PUT /bucket/key   x-amz-rdma-token     one object: an ordinary one staged here (S3RDMA Buffer), a KV chunk
-                                                between its storage node and the client (S3RDMA Direct)
+                                                (/quire-kv/NAMESPACE/KEY) between its storage node and the client
+                                                (S3RDMA Direct)
     GET, POST /quire-kv    x-quire-descriptor   many chunks in one request: chunkwise in one burst (S3RDMA Batch) or
                                                 assembled layer by layer (S3RDMA Agg), by the descriptor's order
     PUT /quire-kv          x-quire-descriptor   chunks of a prefix, out of the client's memory
@@ -28,26 +29,27 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
 from quire.model.hashing import Namespace, tenant_name
-from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire_gateway.admission import Admission, Need
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.ranges import check_read, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
+from quire_gateway.key_derivation import KeyDerivation
 from quire_gateway.leases import Leases
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
-from quire_gateway.s3.access import CHUNKS_BUCKET
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
+from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.objects import expected_etag
 from quire_gateway.single import SingleReads
 from quire_server.lookups import Found
-from quire_server.redis.access import Level
+from quire_server.redis.access import CHUNKS_BUCKET, Level
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
@@ -79,6 +81,7 @@ class RdmaRequests:
         leases: Leases,
         staging: Staging,
         admission: Admission,
+        derivation: KeyDerivation,
     ) -> None:
         self._backends = backends
         self._gateway = gateway
@@ -86,13 +89,24 @@ class RdmaRequests:
         self._leases = leases
         self._staging = staging
         self._admission = admission
+        self._derivation = derivation
 
     def _admit(
         self, call: Call, payload: int, namespace: Namespace | None = None
     ) -> contextlib.AbstractContextManager[Taken]:
-        """A namespace without a salt is shared by all tenants."""
+        """A namespace without a salt is shared by those with a grant on it."""
         salt = (namespace.tenant_salt or None) if namespace is not None else None
         return self._admission.admit(call.principal, Need(salt=salt, payload=payload, memory=payload))
+
+    def _check(self, call: Call, namespace: Namespace, level: Level) -> None:
+        """A tenant's own namespaces have its salt, which admission has checked; others need a grant.
+
+        Raises `S3Error` AccessDenied.
+        """
+        if not namespace.tenant_salt:
+            self._backends.backend(call.caller, CHUNKS_BUCKET, f"{namespace.tag.hex()}/", level)
+        elif level is not Level.READ and call.caller.key.read_only:
+            raise S3Error("AccessDenied", "Access Denied")
 
     # ---- one object
 
@@ -131,7 +145,7 @@ class RdmaRequests:
                 return await self._put_staged(call, target)
             layout = namespace.layout
             order = DeliveryOrder.AUTO
-            keys = ChunkKeys(_chunk_key(call.key))
+            keys = _chunk_key(call.key, namespace)
             descriptor = Descriptor(keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, target)
             return await self._store(call, namespace, descriptor)
 
@@ -156,10 +170,10 @@ class RdmaRequests:
 
     async def _get_chunk(self, call: Call, namespace: Namespace, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
-        self._backends.backend(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
+        self._check(call, namespace, Level.READ)
         layout = namespace.layout
         descriptor = Descriptor(
-            ChunkKeys(_chunk_key(call.key)),
+            await self._derivation.derive(namespace.tag, _chunk_key(call.key, namespace)),
             layout.num_layers,
             layout.chunk_tokens,
             layout.slice_bytes,
@@ -181,7 +195,9 @@ class RdmaRequests:
             return await self._get_leased(call, descriptor, namespace)
 
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
-        self._backends.backend(call.caller, CHUNKS_BUCKET, "", Level.READ)
+        self._check(call, namespace, Level.READ)
+        keys = await self._derivation.derive(namespace.tag, descriptor.keys)
+        descriptor = replace(descriptor, keys=keys)
         async with self._leases.held(namespace, descriptor.keys) as leased:
             fetch = _fetch(call, leased, descriptor)
             whole = leased.matched_chunks == len(descriptor.keys)
@@ -207,7 +223,7 @@ class RdmaRequests:
             return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
-        self._backends.backend(call.caller, CHUNKS_BUCKET, "", Level.WRITE)
+        self._check(call, namespace, Level.WRITE)
         durability = call.header("x-quire-durability") or "local"
         if durability.upper() not in Durability.__members__:
             raise InvalidRequest(f"{durability[:20]!r}; there are {', '.join(Durability.__members__).lower()}",
@@ -216,7 +232,7 @@ class RdmaRequests:
             raise DescriptorInvalid("a store takes all chunks, one layer behind the other", field=DESCRIPTOR)
         store = StoreCall(
             namespace=namespace,
-            keys=descriptor.keys,
+            keys=await self._derivation.derive(namespace.tag, descriptor.keys),
             first=0,
             store_id=_delivery_id(call),
             source=descriptor.target,
@@ -297,14 +313,11 @@ def _delivery_id(call: Call) -> bytes:
     return chosen
 
 
-def _chunk_key(key: str) -> bytes:
-    try:
-        raw = bytes.fromhex(key)
-    except ValueError:
-        raw = b""
-    if len(raw) != KEY_BYTES:
-        raise S3Error("NoSuchKey", "A chunk's key has 64 hexadecimal digits")
-    return raw
+def _chunk_key(key: str, namespace: Namespace) -> ChunkKeys:
+    name = ChunkName.parse(key)
+    if name is None or name.namespace != namespace.tag:
+        raise S3Error("NoSuchKey", f"A chunk of this namespace is {namespace.tag.hex()}/ and 64 hexadecimal digits")
+    return ChunkKeys(name.key)
 
 
 def _line(event: LayerArrived | NodeOutcome | FetchSummary) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import product
 from typing import Final, Protocol
 
@@ -20,17 +21,21 @@ from quire.model.buckets import Page, StoredObject
 from quire.model.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
 from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry
-from quire.model.keys import KEY_BYTES
+from quire.model.keys import ChunkKeys
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.key_derivation import KeyDerivation
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import ChunkAttributes, ChunkIndex
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
+from quire_gateway.s3.chunk_names import ChunkName, namespace_of, translated_object
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
 _TAIL_BYTES: Final = 8192
 _HEX: Final = "0123456789abcdef"
+_HEADERS_AT_ONCE: Final = 16
+_LOOKED_AT_MAX: Final = 4096
 _DIGITS_MAX: Final = 9
 
 
@@ -47,11 +52,16 @@ class ChunkStore(Protocol):
 
 
 class ChunkBackend:
-    """`quire-kv`: an object's key is its chunk's, 64 hexadecimal digits. A range of it is a layer (`chunk_object`)."""
+    """`quire-kv`: an object's key is `NAMESPACE/KEY` of its chunk (`ChunkName`). A range of it is a layer
+    (`chunk_object`).
+    """
 
-    def __init__(self, chunks: ChunkStore, index: ChunkIndex, whole_bodies: asyncio.Semaphore) -> None:
+    def __init__(
+        self, chunks: ChunkStore, index: ChunkIndex, derivation: KeyDerivation, whole_bodies: asyncio.Semaphore
+    ) -> None:
         self._chunks = chunks
         self._index = index
+        self._derivation = derivation
         self._whole = whole_bodies
 
     async def check_there(self) -> None:
@@ -59,25 +69,25 @@ class ChunkBackend:
 
     async def head(self, key: str) -> StoredObject | None:
         """None too for an object that the index does not list (any more): it is on its way out."""
-        raw = _chunk_key(key)
-        found = await self._chunks.head(raw) if raw is not None else None
-        if found is None:
+        name = ChunkName.parse(key)
+        found = await self._chunks.head(await self._derived(name)) if name is not None else None
+        if name is None or found is None:
             return None
-        header = await self._header(found)
+        header = await self._header(found, name.namespace)
         if header is None or not await self._index.lists_object(record_of(header)):
             return None
-        return _chunk_entry(found)
+        return _chunk_entry(name, found)
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """Whole layers are read and verified, and what was asked for of them is passed on. Raises `CorruptData`."""
-        chunk = await self._chunks.head(bytes.fromhex(entry.key))
-        header = await self._header(chunk) if chunk is not None else None
-        if chunk is None or header is None or chunk.size != entry.size:
+        name = ChunkName.parse(entry.key)
+        chunk = await self._chunks.head(await self._derived(name)) if name is not None else None
+        header = await self._header(chunk, name.namespace) if name is not None and chunk is not None else None
+        if name is None or chunk is None or header is None or chunk.size != entry.size:
             raise CorruptData("a chunk's header that is none, or does not match its checksum")
         layers, size = int(header["num_layers"]), int(header["slice_bytes"])
-        sums = await self._chunks.read(
-            chunk, layers * size + HEADER.itemsize, layers * size + HEADER.itemsize + 4 * layers
-        )
+        whole = layers * size
+        sums = await self._chunks.read(chunk, whole + HEADER.itemsize, whole + HEADER.itemsize + 4 * layers)
         expected = np.frombuffer(sums, dtype="<u4")
         at_once = max(1, _PIECE_BYTES // size)
         for first in range(start // size, min(layers, -(-end // size)), at_once):
@@ -86,30 +96,60 @@ class ChunkBackend:
             if not await asyncio.to_thread(_sound, piece, size, expected[first:stop]):
                 raise CorruptData("a layer does not match its checksum")
             yield piece[max(0, start - first * size) : end - first * size]
-        if end > layers * size:
-            yield await self._chunks.read(chunk, max(start, layers * size), end)
+        if end > whole:
+            tail = bytes(await self._chunks.read(chunk, whole, chunk.size))
+            revert = partial(self._derivation.revert, name.namespace)
+            yield memoryview(await translated_object(tail, revert))[max(0, start - whole) : end - whole]
 
-    async def _header(self, chunk: ChunkAttributes) -> np.void | None:
-        """The fixed fields of a chunk's header, if it is this chunk's and sound."""
+    async def _derived(self, name: ChunkName) -> bytes:
+        return (await self._derivation.derive(name.namespace, ChunkKeys(name.key))).packed
+
+    async def _header(self, chunk: ChunkAttributes, namespace: bytes) -> np.void | None:
+        """The fixed fields of a chunk's header, if it is this chunk's, of this namespace, and sound."""
         tail = bytes(await self._chunks.read(chunk, max(0, chunk.size - _TAIL_BYTES), chunk.size))
         raw = header_at_end(tail)
         row = sound_header(raw) if raw is not None else None
-        return row if row is not None and row["key"].tobytes() == chunk.key else None
+        right = row is not None and (row["key"].tobytes(), row["namespace"].tobytes()) == (chunk.key, namespace)
+        return row if right else None
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
-        """Shard by shard: a shard is what the object tier has under two digits."""
+        """Chunks of one namespace, in the order of the keys that members use: shard by shard, and by their headers.
+
+        Up to `_LOOKED_AT_MAX` objects are looked at; `last` then names the last one, whether or not it is listed.
+        """
+        namespace = namespace_of(prefix)
+        if namespace is None:
+            return Page([], "", more=False)
+        place = await self._place(namespace, prefix, after)
         found: list[StoredObject] = []
+        looked_at = 0
         for first in map("".join, product(_HEX, repeat=2)):
-            if not (first.startswith(prefix[:2]) and first >= after[:2]):
+            if first < place[:1].hex():
                 continue
-            for chunk in await self._chunks.shard(first):
-                name = chunk.key.hex()
-                passed = name.startswith(after) if past else name <= after
-                if name.startswith(prefix) and name >= after and not (after and passed):
-                    found.append(_chunk_entry(chunk))
-            if len(found) >= limit:
-                break
-        return _page(found, limit)
+            shard = [chunk for chunk in await self._chunks.shard(first) if chunk.key > place]
+            for at in range(0, len(shard), _HEADERS_AT_ONCE):
+                part = shard[at : at + _HEADERS_AT_ONCE]
+                headers = await asyncio.gather(*(self._header(chunk, namespace) for chunk in part))
+                keys = await self._derivation.revert(namespace, ChunkKeys(b"".join(chunk.key for chunk in part)))
+                for key, chunk, header in zip(keys, part, headers, strict=True):
+                    name = ChunkName(namespace, key)
+                    if header is not None and str(name).startswith(prefix):
+                        found.append(_chunk_entry(name, chunk))
+                    if len(found) == limit:
+                        return Page(found, str(name), more=True)
+                looked_at += len(part)
+                if looked_at >= _LOOKED_AT_MAX:
+                    return Page(found, str(name), more=True)
+        return Page(found, found[-1].key if found else "", more=False)
+
+    async def _place(self, namespace: bytes, prefix: str, after: str) -> bytes:
+        """Where a listing goes on: behind this key of members. Raises `S3Error`."""
+        if after < prefix:
+            return b""
+        name = ChunkName.parse(after)
+        if name is None or name.namespace != namespace:
+            raise S3Error("InvalidArgument", "In this bucket a listing goes on after a key that was listed")
+        return await self._derived(name)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         async with body.spooled(_CHUNK_BYTES_MAX) as spool:
@@ -123,26 +163,27 @@ class ChunkBackend:
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
-            chunk = await asyncio.to_thread(read_chunk_object, raw)
+            said = (await asyncio.to_thread(read_chunk_object, raw)).record
         except CorruptData as error:
             raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
-        name = chunk.record.key
-        if name != _chunk_key(key):
-            raise S3Error("InvalidRequest", "The chunk in the body has another key than the object")
+        if ChunkName.parse(key) != ChunkName(said.namespace, said.key):
+            raise S3Error("InvalidRequest", "The chunk in the body has another namespace or key than the object")
+        raw = await translated_object(raw, partial(self._derivation.derive, said.namespace))
+        chunk = await asyncio.to_thread(read_chunk_object, raw)
         if not await self._index.expect_object(chunk.record):
             raise S3Error("SlowDown", "An older object of that key is being deleted; try again")
-        before = await self._stored(name)
+        before = await self._stored(chunk.record.key)
         if before is not None and not np.array_equal(before.payload, chunk.payload):
             raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
         if before is None or not await self._index.lists_object(chunk.record):
-            await self._chunks.write(name, raw)
+            await self._chunks.write(chunk.record.key, raw)
         if not await self._index.commit_object(chunk.record):
             # The object stays for a time: its parent may be on its way.
             raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
 
-    async def _stored(self, name: bytes) -> ChunkObject | None:
+    async def _stored(self, key: bytes) -> ChunkObject | None:
         """None too for one that is damaged: it may be written again."""
-        found = await self._chunks.head(name)
+        found = await self._chunks.head(key)
         if found is None:
             return None
         raw = bytes(await self._chunks.read(found, 0, found.size))
@@ -154,10 +195,12 @@ class ChunkBackend:
     async def delete(self, key: str, etag: str) -> None:
         """Out of the index; the nodes that hold the chunk drop it, the object tier too."""
         _unconditional(etag)
-        name = _chunk_key(key)
+        name = ChunkName.parse(key)
         async with self._whole:
-            found = await self._stored(name) if name is not None else None
-        if found is not None and not await self._index.evict_object(found.record):
+            found = await self._stored(await self._derived(name)) if name is not None else None
+        if name is None or found is None or found.record.namespace != name.namespace:
+            return
+        if not await self._index.evict_object(found.record):
             raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
 
 
@@ -191,7 +234,7 @@ class LatentBackend:
             found.append(_latent_entry(entry))
             if len(found) >= limit:
                 break
-        return _page(found, limit)
+        return Page(found, found[-1].key if found else "", more=len(found) >= limit)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         _unconditional(expected)
@@ -219,26 +262,15 @@ def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bo
     return bool(np.array_equal(np.array(found, dtype=np.uint32), expected))
 
 
-def _page(found: list[StoredObject], limit: int) -> Page:
-    return Page(found[:limit], found[:limit][-1].key if found else "", more=len(found) >= limit)
-
-
 def _unconditional(expected: str) -> None:
     """Raises `S3Error`: these buckets cannot check and write in one step."""
     if expected:
         raise S3Error("NotImplemented", "This bucket has no conditional writes")
 
 
-def _chunk_key(key: str) -> bytes | None:
-    """None for what is no chunk's name."""
-    if len(key) != 2 * KEY_BYTES or any(digit not in _HEX for digit in key):
-        return None
-    return bytes.fromhex(key)
-
-
-def _chunk_entry(chunk: ChunkAttributes) -> StoredObject:
-    key = chunk.key.hex()
-    return StoredObject(key, chunk.etag.strip('"') or key[:32], chunk.size, chunk.modified_s, ())
+def _chunk_entry(name: ChunkName, chunk: ChunkAttributes) -> StoredObject:
+    etag = _etag(hashlib.sha256(chunk.etag.encode() or chunk.key).digest())
+    return StoredObject(str(name), etag, chunk.size, chunk.modified_s, ())
 
 
 def _latent_entry(entry: ImageEntry) -> StoredObject:
@@ -261,6 +293,6 @@ def _ttl_ms(text: str) -> int:
     return 1000 * int(text)
 
 
-def _etag(record_sha256: bytes) -> str:
+def _etag(sha256: bytes) -> str:
     """Not an MD5, and not to be taken for one."""
-    return f"{record_sha256.hex()[:32]}-1"
+    return f"{sha256.hex()[:32]}-1"

@@ -1,0 +1,58 @@
+"""Names in `quire-kv`, and what a chunk's object is for a client: under the client's keys, not those of members."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from quire.model.chunk_object import TRAILER, record_of, sound_header, with_record
+from quire.model.errors import CorruptData
+from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES, ChunkKeys
+
+_NAME: Final = re.compile("([0-9a-f]{32})/([0-9a-f]{64})")
+_TAG: Final = re.compile("([0-9a-f]{32})/.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkName:
+    """`NAMESPACE/KEY` in hexadecimal digits: first 16 bytes of the namespace's digest, and a client's key."""
+
+    namespace: bytes
+    key: bytes
+
+    @classmethod
+    def parse(cls, name: str) -> ChunkName | None:
+        """None for what is no chunk's name."""
+        match = _NAME.fullmatch(name)
+        return cls(bytes.fromhex(match[1]), bytes.fromhex(match[2])) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.namespace.hex()}/{self.key.hex()}"
+
+
+def namespace_of(prefix: str) -> bytes | None:
+    """The namespace of all names that begin so; None where there is not one."""
+    match = _TAG.fullmatch(prefix)
+    return bytes.fromhex(match[1]) if match else None
+
+
+async def translated(header: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
+    """A chunk's header with its keys translated. Raises `CorruptData` for one that is not sound."""
+    row = sound_header(header)
+    if row is None:
+        raise CorruptData("a chunk's header that is none, or does not match its checksum")
+    record = record_of(row)
+    keys = await translate(ChunkKeys(record.key + record.bucket + record.parent + record.parent_bucket))
+    parent = keys.run(2, 2).packed if record.parent else b""
+    changed = ChunkRecord(keys.at(0), parent[:KEY_BYTES], keys.at(1), parent[KEY_BYTES:], record.namespace)
+    return with_record(header, changed)
+
+
+async def translated_object(raw: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
+    """The same of a sound object (`read_chunk_object`)."""
+    size, _ = TRAILER.unpack_from(raw, len(raw) - TRAILER.size)
+    end = len(raw) - TRAILER.size
+    return raw[: end - size] + await translated(raw[end - size : end], translate) + raw[end:]
