@@ -12,6 +12,9 @@ from pyucx.errors import Closed, InvalidRemoteKey, OperationFailed, TargetOutOfR
 
 _ucp: Final = library.ucp
 _KEY_HEADER: Final = struct.Struct("<4sI")
+_KIND_AT: Final = 8
+_KINDS: Final = 5
+"""Of memory, in a remote key of UCX 1.15 to 1.22: the host's, CUDA's and ROCm's, both also managed."""
 _KEY_MAGIC: Final = b"PUK1"
 # Without rendezvous UCX uses zero-copy RMA under error mode "peer"; with it, put is emulated at about 1 GB/s.
 _DEFAULT_CONFIG: Final = {"RNDV_THRESH": "inf"}
@@ -142,11 +145,16 @@ class Memory:
 
 
 def raw_remote_key(packed: bytes) -> bytes:
-    """The UCX key inside of a `Memory.remote_key`, verified: UCX itself may crash on a damaged one."""
+    """The UCX key inside of a `Memory.remote_key`, verified: UCX itself may crash on a damaged one.
+
+    On a forged one, too, whose checksum is right: it takes the kind of memory in it for an index.
+    """
     if len(packed) <= _KEY_HEADER.size:
         raise InvalidRemoteKey(f"a remote key of {len(packed)} bytes is too short")
     magic, checksum = _KEY_HEADER.unpack_from(packed)
     raw = packed[_KEY_HEADER.size :]
     if magic != _KEY_MAGIC or zlib.crc32(raw) != checksum:
         raise InvalidRemoteKey("the remote key is damaged, or was not made by pyucx")
+    if len(raw) <= _KIND_AT or raw[_KIND_AT] >= _KINDS:
+        raise InvalidRemoteKey("the remote key is of no kind of memory that there is")
     return raw

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,12 +19,14 @@ import pytest_asyncio
 from quire.client import AdminClient, ImageClient, Lookup, QuireClient
 from quire.model.chunk_object import read_chunk_object, with_record, write_chunk_object
 from quire.model.durability import Durability
-from quire.model.errors import ImageMissing, InvalidRequest, LeaseForged, NotAllowed
+from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NotAllowed
 from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.wire import convert
+from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 from quire_server.redis import AccessKeys, connect
@@ -198,6 +201,24 @@ async def _status(world: World) -> None:
     assert not any(node.tenant_stats or node.running for node in await world.mallory.client.status())
 
 
+async def _prove_address(world: World) -> None:
+    """A storage node's address is refused. At Alice's no answer to the nonce is to be had, which she takes for none."""
+    mallory, alice = world.mallory.client, world.alice.client
+    buffer = mallory.allocate(64)
+    node = next(node for node in await mallory.status() if node.worker_address)
+    for address, refused in ((node.worker_address, True), (alice.transport.address, False)):
+        target = convert.target_to(replace(buffer.target(), worker_address=address))
+        ask = partial(call, mallory.gateway.ProveAddress, timeout_s=20)
+        if refused:
+            with pytest.raises(AddressUnproven, match="a storage node's own"):
+                await ask(gateway_pb2.ProveAddressRequest(target=target))
+            continue
+        challenge = (await ask(gateway_pb2.ProveAddressRequest(target=target))).challenge
+        with pytest.raises(AddressUnproven, match="was not sent"):
+            await ask(gateway_pb2.ProveAddressRequest(target=target, challenge=challenge, nonce=bytes(16)))
+    buffer.close()
+
+
 TRIED: Mapping[str, Callable[[World], Awaitable[None]]] = {
     "Lookup": _lookup,
     "Fetch": _fetch,
@@ -214,6 +235,7 @@ TRIED: Mapping[str, Callable[[World], Awaitable[None]]] = {
     "DeleteImage": _delete_image,
     "ListImages": _list_images,
     "Status": _status,
+    "ProveAddress": _prove_address,
 }
 """By method. A session's requests are answered by the same methods."""
 

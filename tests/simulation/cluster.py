@@ -31,6 +31,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_Orc
 from quire.wire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from quire.wire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
+from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
@@ -358,6 +359,7 @@ class Cluster:
             orchestrator=stub,
             retention=Retention(index, clock, config.retention_s_max),
             derivation=SameKeys(),
+            addresses=WorkerAddresses(required=False, secrets=[], nodes=dict, sender=nothing, clock=clock),
             clock=clock,
         )
         self.sessions[process.name] = servicer.sessions
@@ -446,7 +448,7 @@ class Cluster:
 
         node = StorageNode(config, transport, ports, describe, checked=self.checked)
         await node.start()
-        servicer = StorageServicer(node, node_id, PermitChecker(permits, clock), clock, incarnation)
+        servicer = StorageServicer(node, node_id, PermitChecker(permits, clock), clock, cast(Any, None), incarnation)
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
         self._announce(process, describe, node.on_news, clock, roster)
         return node

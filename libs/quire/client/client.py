@@ -14,6 +14,7 @@ import numpy.typing as npt
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, descriptor_of, lookup_of, window_us_of
+from quire.client.own_address import OwnAddress
 from quire.client.quarantine import Quarantine
 from quire.client.reachability import Reachability
 from quire.client.retrieval import Retrieval, first_of, retrieved
@@ -31,7 +32,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
 from quire.telemetry import names, tracer
-from quire.transport import Transport, data_plane_of_environment, decode_message
+from quire.transport import AddressNonce, Transport, data_plane_of_environment, decode_message
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, Stop, call, stream
 from quire.wire.session import SessionChannel
@@ -97,6 +98,7 @@ class QuireClient:
         await self._transport.start()
         self._transport.on_message(self._on_message)
         self._reachability = Reachability(self._transport, self.status)
+        self._own_address = OwnAddress(self._transport, self._stub, self._timeout_s)
 
     async def close(self) -> None:
         """Stop every delivery, wait until no storage node writes here any more, disconnect.
@@ -227,6 +229,7 @@ class QuireClient:
             compute_window_us=window_us,
             transfer_ms=self._transfer_ms,
         )
+        request.descriptor.target.proof = self.transport.proof
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         try:
@@ -289,6 +292,7 @@ class QuireClient:
             transfer_ms=self._transfer_ms,
         )
         request.descriptor.ClearField("chunk_keys")
+        request.descriptor.target.proof = self.transport.proof
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         found = asyncio.get_running_loop().create_future()
@@ -388,9 +392,12 @@ class QuireClient:
     async def reach(self) -> None:
         """Make sure, once, that the data plane has a way to the cluster, before a node is told of memory here.
 
-        UCX ends a process that is connected to by a peer to which it has no way back. Raises `PeerLost`.
+        UCX ends a process that is connected to by a peer to which it has no way back. To a cluster that asks for tokens
+        it is proved, too, that the address on the data plane is this process's own. Raises `PeerLost`, `NotAllowed`.
         """
         await self._reachability.check()
+        if self._token:
+            await self._own_address.prove()
 
     async def release(self, found: Lookup) -> bool:
         """Give the lease back; whether it was still valid. Raises `LeaseForged`, `Unavailable`, `DeadlineExceeded`."""
@@ -459,6 +466,9 @@ class QuireClient:
 
     def _on_message(self, raw: bytes) -> None:
         message = decode_message(raw)
+        if isinstance(message, AddressNonce):
+            self._own_address.on_nonce(message.half)
+            return
         transfer = self._transfers.get(message.transfer_id)
         if transfer is not None:
             transfer.on_message(message)

@@ -10,7 +10,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -28,6 +28,19 @@ _OFFSET_BYTES: Final = 8
 _LAYERS_MAX: Final = 1024
 _WORKER_ADDRESS_BYTES_MAX: Final = 4096
 _REMOTE_KEY_BYTES_MAX: Final = 1024
+_PROOF_BYTES_MAX: Final = 1024
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode()
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text, altchars=b"-_", validate=True)
+
+
+def _with_proof(text: str, proof: bytes) -> str:
+    return f"{text}.{_encoded(proof)}" if proof else text
 
 
 class DeliveryOrder(Enum):
@@ -40,39 +53,46 @@ class DeliveryOrder(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RdmaTarget:
-    """Registered memory of a client: `length` bytes at `address` of the process behind `worker_address`."""
+    """Registered memory of a client: `length` bytes at `address` of the process behind `worker_address`.
+
+    `proof`: that the address is the client's own; gateways ask for it where they ask for tokens.
+    """
 
     worker_address: bytes
     address: int
     length: int
     remote_key: bytes
+    proof: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.worker_address) <= _WORKER_ADDRESS_BYTES_MAX:
             raise TargetInvalid(f"{len(self.worker_address)} bytes", field="target.worker_address")
         if not 0 < len(self.remote_key) <= _REMOTE_KEY_BYTES_MAX:
             raise TargetInvalid(f"{len(self.remote_key)} bytes", field="target.remote_key")
+        if len(self.proof) > _PROOF_BYTES_MAX:
+            raise TargetInvalid(f"{len(self.proof)} bytes", field="target.proof")
         if self.address <= 0 or self.length <= 0 or self.address + self.length > 1 << 64:
             raise TargetInvalid(f"{self.length} bytes at {self.address:#x} is no range of memory", field="target")
 
     def to_token(self) -> str:
-        """For the `x-amz-rdma-token` header: which wire, then address, length, worker address, remote key."""
+        """For the `x-amz-rdma-token` header: the wire, then address, length, worker address, remote key; the proof."""
         fixed = _TOKEN.pack(self.address, self.length, len(self.worker_address))
-        return "ucx1." + base64.urlsafe_b64encode(fixed + self.worker_address + self.remote_key).decode()
+        return _with_proof("ucx1." + _encoded(fixed + self.worker_address + self.remote_key), self.proof)
 
     @classmethod
     def from_token(cls, text: str) -> RdmaTarget:
         """The inverse of `to_token`. Raises `TargetInvalid`."""
         wire, _, packed = text.partition(".")
+        packed, _, proof = packed.partition(".")
         if wire != "ucx1":
             raise TargetInvalid(f"{wire[:16]!r} is no wire of ours; there is ucx1", field="x-amz-rdma-token")
         try:
-            raw = base64.b64decode(packed, altchars=b"-_", validate=True)
+            raw, shown = _decoded(packed), _decoded(proof)
             address, length, worker = _TOKEN.unpack_from(raw)
         except (binascii.Error, ValueError, struct.error) as error:
             raise TargetInvalid(f"not understood: {error}", field="x-amz-rdma-token") from None
         start = _TOKEN.size
-        return cls(raw[start : start + worker], address, length, raw[start + worker :])
+        return cls(raw[start : start + worker], address, length, raw[start + worker :], shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +235,14 @@ class Descriptor:
             bool(self.chunk_offsets),
         )
         raw = fixed + self.keys.packed + target.worker_address + target.remote_key + self.chunk_offsets
-        return base64.urlsafe_b64encode(raw).decode()
+        return _with_proof(_encoded(raw), target.proof)
 
     @classmethod
     def from_header(cls, text: str) -> Descriptor:
         """The inverse of `to_header`. Raises `DescriptorInvalid` for anything else."""
         try:
-            raw = base64.b64decode(text, altchars=b"-_", validate=True)
+            packed, _, proof = text.partition(".")
+            raw, shown = _decoded(packed), _decoded(proof)
         except (binascii.Error, ValueError) as error:
             raise DescriptorInvalid(f"not base64url: {error}", field="descriptor") from None
         if len(raw) < _FIXED.size:
@@ -238,7 +259,7 @@ class Descriptor:
         offsets_start = key_start + key_size
         if len(raw) < offsets_start or (len(raw) > offsets_start) != bool(has_offsets):
             raise DescriptorInvalid("its parts do not add up to its length", field="descriptor")
-        target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start])
+        target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start], shown)
         keys, places = ChunkKeys(raw[_FIXED.size : worker_start]), raw[offsets_start:]
         order = DeliveryOrder(order)
         return cls(keys, layers, tokens, slice_bytes, order, target, first, chunks, stride, places)

@@ -94,6 +94,10 @@ class NotAllowed(QuireError):
     """The caller may not do this."""
 
 
+class AddressUnproven(NotAllowed):
+    """A worker's address that the caller has not proved to be its own."""
+
+
 class LeaseForged(QuireError):
     """A lease that this cluster did not sign, or that covers other chunks."""
 

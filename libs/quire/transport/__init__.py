@@ -9,12 +9,13 @@ from typing import Final
 
 from quire.model.errors import ConfigInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
-from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, Stalled, decode_message
-from quire.transport.nearest import NearestTransport
+from quire.transport.messages import AddressNonce, LayerProduced, LayerReady, Message, Quiesced, Stalled, decode_message
+from quire.transport.nearest import NearestTransport, ucx_address
 from quire.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "OFF",
+    "AddressNonce",
     "LayerProduced",
     "LayerReady",
     "Message",
@@ -30,6 +31,7 @@ __all__ = [
     "data_plane",
     "data_plane_of_environment",
     "decode_message",
+    "ucx_address",
     "ucx_transport",
     "users",
 ]

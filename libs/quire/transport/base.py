@@ -137,6 +137,9 @@ class Transport(Protocol):
     def address(self) -> bytes:
         """What a peer needs to connect here."""
 
+    proof: bytes
+    """That the address is this process's own, for the gateways of a cluster (`quire.model.address_proof`); or empty."""
+
     async def start(self) -> None:
         """Before anything else, in the loop that it is used in."""
 

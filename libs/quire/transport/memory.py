@@ -62,6 +62,7 @@ class MemoryTransport:
     """One member of an imaginary fabric. `kill()` makes it die as a process would."""
 
     name = "memory"
+    proof = b""
     description = "memory of this process"
     _fabric: ClassVar[dict[bytes, MemoryTransport]] = {}
     _names = itertools.count(1)

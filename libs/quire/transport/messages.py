@@ -57,8 +57,20 @@ class Stalled:
     trace: bytes = _NO_TRACE
 
 
-Message = LayerReady | Quiesced | LayerProduced | Stalled
-_LAYER_READY, _QUIESCED, _LAYER_PRODUCED, _STALLED = 1, 2, 3, 4
+@dataclass(frozen=True, slots=True)
+class AddressNonce:
+    """Storage node → client: the second half of a nonce, which proves that the worker's address is the client's."""
+
+    half: bytes
+
+    @property
+    def transfer_id(self) -> bytes:
+        """Of no transfer."""
+        return b""
+
+
+Message = LayerReady | Quiesced | LayerProduced | Stalled | AddressNonce
+_LAYER_READY, _QUIESCED, _LAYER_PRODUCED, _STALLED, _ADDRESS_NONCE = 1, 2, 3, 4, 5
 _STALL_US_MAX: Final = 0xFFFFFFFF
 
 
@@ -74,6 +86,8 @@ def encode_message(message: Message) -> bytes:
         case Stalled(transfer, node, stall_us, trace):
             high, low = divmod(min(stall_us, _STALL_US_MAX), 1 << 16)
             return _FORMAT.pack(_VERSION, _STALLED, transfer, node, high, low, trace)
+        case AddressNonce(half):
+            return _FORMAT.pack(_VERSION, _ADDRESS_NONCE, half, 0, 0, 0, _NO_TRACE)
 
 
 def decode_message(raw: bytes) -> Message:
@@ -89,4 +103,6 @@ def decode_message(raw: bytes) -> Message:
         return LayerProduced(transfer, layer, trace)
     if kind == _STALLED:
         return Stalled(transfer, node, (layer << 16) + status, trace)
+    if kind == _ADDRESS_NONCE:
+        return AddressNonce(transfer)
     raise InvalidRequest(f"{kind} is no kind of message", field="message")

@@ -38,6 +38,7 @@ class NearestTransport:
     """
 
     name = "nearest"
+    proof = b""
 
     def __init__(
         self,
@@ -323,6 +324,20 @@ def _is_on_host(buffer: Any) -> bool:
 
 def _joined(ucx: bytes, shared: bytes) -> bytes:
     return _FRAME.pack(_MAGIC, len(ucx)) + ucx + shared
+
+
+def ucx_address(address: bytes) -> bytes:
+    """The part of a worker's address that UCX uses; empty where it is reached by shared memory only.
+
+    Raises `TargetInvalid`.
+    """
+    return _parted(address, "target.worker_address")[0]
+
+
+def ucx_target(target: RdmaTarget) -> RdmaTarget:
+    """The target as UCX alone reaches it. Raises `TargetInvalid` where it does not."""
+    address, (key, _) = ucx_address(target.worker_address), _parted(target.remote_key, "target.remote_key")
+    return RdmaTarget(address, target.address, target.length, key)
 
 
 def _parted(both: bytes, field: str) -> tuple[bytes, bytes]:

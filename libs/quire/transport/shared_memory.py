@@ -141,6 +141,7 @@ class SharedMemoryTransport:
     """One member. `folder`: of the sockets, the same for all of them. `uids`: users to deal with beside one's own."""
 
     name = "shared_memory"
+    proof = b""
 
     def __init__(self, folder: Path | None = None, uids: Collection[int] = ()) -> None:
         self.folder = folder or default_folder()

@@ -46,6 +46,7 @@ class UcxTransport:
     """UCX in the running loop. `config` are UCX settings, e.g. TLS="tcp"."""
 
     name = "ucx"
+    proof = b""
 
     def __init__(self, **config: str) -> None:
         self._config = config

@@ -136,12 +136,16 @@ def namespace_to(namespace: Namespace) -> pb.Namespace:
 
 
 def target_from(message: pb.RdmaTarget) -> RdmaTarget:
-    return RdmaTarget(message.worker_address, message.address, message.length, message.remote_key)
+    return RdmaTarget(message.worker_address, message.address, message.length, message.remote_key, message.proof)
 
 
 def target_to(target: RdmaTarget) -> pb.RdmaTarget:
     return pb.RdmaTarget(
-        worker_address=target.worker_address, address=target.address, length=target.length, remote_key=target.remote_key
+        worker_address=target.worker_address,
+        address=target.address,
+        length=target.length,
+        remote_key=target.remote_key,
+        proof=target.proof,
     )
 
 

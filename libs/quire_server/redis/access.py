@@ -62,7 +62,7 @@ class Grant:
 class AccessKey:
     """A tenant's key. It may do everything with its tenant's own buckets, and with others' what is granted.
 
-    `rdma`: it may name memory that bytes go to or come from. Such a client is trusted: see the README.
+    `rdma`: it may name memory that bytes go to or come from; see docs/operations/security.md.
     """
 
     name: str

@@ -45,6 +45,9 @@ class GatewayConfig(MemberConfig):
         "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed",
         choices=("off", "tokens"),
     )
+    accept_unproven: bool = setting(
+        False, "with tokens: let clients of the release before, which prove no addresses, name memory"
+    )
     tenant_requests_max: int = setting(128, "requests of one tenant at the same time; 0: no limit", minimum=0)
     tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)
     tenant_memory_max: int = setting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from quire_gateway.adapters.cluster import (
     GrpcStorageNodes,
 )
 from quire_gateway.adapters.spans import GrpcClusterSpans
+from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
@@ -84,6 +86,14 @@ from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_tls, run_service, serve_member
 
 
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """What keeps tenants apart: the keys by which members know their chunks, and whose memory a request names."""
+
+    derivation: KeyDerivation
+    addresses: WorkerAddresses
+
+
 def _s3_frontend(
     *,
     config: GatewayConfig,
@@ -97,7 +107,7 @@ def _s3_frontend(
     leases: Leases,
     images: OwnMemory,
     memory: RemoteMemory,
-    derivation: KeyDerivation,
+    boundary: _Boundary,
     clock: Clock,
 ) -> S3Frontend:
     authenticator = Authenticator(keys, clock)
@@ -105,7 +115,7 @@ def _s3_frontend(
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     index, guarded = GrpcChunkIndex(config, channels), config.auth != "off"  # without tokens there is one tenant
     reserved: dict[str, Callable[[str], Backend]] = {
-        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, derivation, whole_bodies),
+        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, boundary.derivation, whole_bodies),
         LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
@@ -121,7 +131,8 @@ def _s3_frontend(
         leases=leases,
         staging=memory,
         admission=admission,
-        derivation=derivation,
+        derivation=boundary.derivation,
+        addresses=boundary.addresses,
     )
     return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
@@ -136,7 +147,7 @@ def _listeners(
     admission: Admission,
     lookups: Lookups,
     retention: Retention,
-    derivation: KeyDerivation,
+    boundary: _Boundary,
     watching: Watching,
     channels: ChannelPool,
     clock: Clock,
@@ -153,7 +164,8 @@ def _listeners(
         lookups=lookups,
         orchestrator=orchestrator,
         retention=retention,
-        derivation=derivation,
+        derivation=boundary.derivation,
+        addresses=boundary.addresses,
         clock=clock,
     )
     requests_max = config.requests_max + config.sessions_max
@@ -191,7 +203,7 @@ def _listeners(
             authenticate=admission.caller,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
-        admin = AdminServicer(config, admission, orchestrator, watching, spans, derivation)
+        admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
         others.append(operators)
     return members, others, servicer.sessions
@@ -218,6 +230,29 @@ def _image_gateway(
         decoders=decoders,
         clock=clock,
         enlarge=config.images_enlarge,
+    )
+
+
+def _own_memory(
+    config: GatewayConfig,
+    images: ImageGateway,
+    latents: LatentGateway,
+    catalogue: GrpcCatalogue,
+    memory: RemoteMemory,
+    vaes: KnownVaes,
+    reach: Callable[[], Awaitable[None]],
+    warming: Warming,
+) -> OwnMemory:
+    return OwnMemory(
+        images=images,
+        latents=latents,
+        catalogue=catalogue,
+        memory=memory,
+        vaes=vaes,
+        reach=reach,
+        name=partial(record_name, config.secrets[0]),
+        kept_bytes=config.images_kept_bytes,
+        stored=warming.stored,
     )
 
 
@@ -265,16 +300,24 @@ async def _live(
     await member(frontends=(stop,), stopping=sessions.leave)
 
 
-async def _key_derivation(config: GatewayConfig, redis: Any) -> KeyDerivation:
+async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcStorageNodes, clock: Clock) -> _Boundary:
     """Raises `ConfigInvalid` where the cluster's secret does not open the one that keys are derived with."""
-    if config.auth == "off":
-        return SameKeys()
+    guarded = config.auth != "off"
+    addresses = WorkerAddresses(
+        required=guarded and not config.accept_unproven,
+        secrets=config.secrets,
+        nodes=view.storage_nodes,
+        sender=nodes,
+        clock=clock,
+    )
+    if not guarded:
+        return _Boundary(SameKeys(), addresses)
     derived = DerivedKeys(partial(key_secret, redis, *config.secrets))
     try:
         await derived.load()
     except Unavailable as error:
         logger().warning("requests for chunks are refused until Redis is there", error=str(error))
-    return derived
+    return _Boundary(derived, addresses)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -292,18 +335,9 @@ async def serve(config: GatewayConfig) -> None:
     await (transport := data_plane(OFF)).start()
     memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
-    own = OwnMemory(
-        images=images,
-        latents=latents,
-        catalogue=catalogue,
-        memory=memory,
-        vaes=vaes,
-        reach=Reachability(transport, members.nodes).check,
-        name=partial(record_name, config.secrets[0]),
-        kept_bytes=config.images_kept_bytes,
-        stored=warming.stored,
-    )
-    derivation = await _key_derivation(config, redis)
+    reach = Reachability(transport, members.nodes).check
+    own = _own_memory(config, images, latents, catalogue, memory, vaes, reach, warming)
+    boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
     server, others, sessions = _listeners(
@@ -315,7 +349,7 @@ async def serve(config: GatewayConfig) -> None:
         admission=admission,
         lookups=lookups,
         retention=Retention(PrefixIndex(redis), clock, config.retention_s_max),
-        derivation=derivation,
+        boundary=boundary,
         watching=watching,
         channels=channels,
         clock=clock,
@@ -334,7 +368,7 @@ async def serve(config: GatewayConfig) -> None:
             leases=leases,
             images=own,
             memory=memory,
-            derivation=derivation,
+            boundary=boundary,
             clock=clock,
         ),
         PageFrontend(config, members.nodes, lambda: lookups.asked, own),
@@ -343,8 +377,8 @@ async def serve(config: GatewayConfig) -> None:
     admission.start()
     await view.start()
     describe = partial(_described, config, incarnation, gateway, lookups, sessions, admission)
-    last = (warming.close, sessions.close, leases.close, admission.close, probe.close, view.close)
-    member = partial(serve_member, server, channels, config, describe, clock=clock, last=last)
+    last = (warming.close, boundary.addresses.close, sessions.close, leases.close, admission.close, probe.close)
+    member = partial(serve_member, server, channels, config, describe, clock=clock, last=(*last, view.close))
     await _live(config, member, others=others, frontends=frontends, sessions=sessions, watching=watching)
     await asyncio.gather(transport.close(), redis.aclose())
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.descriptor import Descriptor
+from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
@@ -207,6 +207,13 @@ class BlockIO(Protocol):
 
     def close(self) -> None:
         """Nothing may be in flight."""
+
+
+class Nonces(Protocol):
+    """Sends nonces to addresses of strangers, which cost this process nothing."""
+
+    async def send(self, target: RdmaTarget, nonce: bytes) -> None:
+        """Send 16 bytes as a message; of 32, the first half is written into the target. Raises `QuireError`."""
 
 
 class Spawn(Protocol):

@@ -35,11 +35,12 @@ from quire_server.telemetry.metrics import redundancy
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.adapters.drives import FileDrives
+from quire_storage.adapters.nonces import NonceSender
 from quire_storage.adapters.objects import ObstoreTier
 from quire_storage.config import PREFIX, StorageConfig
 from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
-from quire_storage.ports import Ports
+from quire_storage.ports import Nonces, Ports
 from quire_storage.redundancy import open_when_redundant
 from quire_storage.runtime import StorageNode
 
@@ -48,9 +49,16 @@ class StorageServicer(StorageServiceServicer):
     """Maps messages to `StorageNode` and back."""
 
     def __init__(
-        self, node: StorageNode, node_id: str, permits: PermitChecker, clock: Clock, incarnation: str = ""
+        self,
+        node: StorageNode,
+        node_id: str,
+        permits: PermitChecker,
+        clock: Clock,
+        nonces: Nonces,
+        incarnation: str = "",
     ) -> None:
         self._node = node
+        self._nonces = nonces
         self._clock = clock
         self._node_id = node_id
         self._incarnation = incarnation
@@ -137,6 +145,11 @@ class StorageServicer(StorageServiceServicer):
         there = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
         return pb.PrefetchChunksResponse(in_memory=bytes(there))
 
+    async def SendNonce(self, request: pb.SendNonceRequest, context: Any) -> pb.SendNonceResponse:
+        self._permits.check(request, again=True)
+        await self._nonces.send(convert.target_from(request.target), request.nonce)
+        return pb.SendNonceResponse()
+
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
         self._permits.check(request, again=True)
         source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
@@ -174,7 +187,7 @@ async def serve(config: StorageConfig) -> None:
             running=node.deliveries.longest_running(),
         )
 
-    node = StorageNode(config, transport, ports, describe)
+    node, nonces = StorageNode(config, transport, ports, describe), NonceSender(config.ucx_tls)
     server = Server(
         config.listen,
         ["quire.v1.StorageService"],
@@ -184,7 +197,7 @@ async def serve(config: StorageConfig) -> None:
         secrets=config.secrets,
     )
     add_StorageServiceServicer_to_server(
-        StorageServicer(node, config.node_id, PermitChecker(permits, clock), clock, incarnation), server.grpc
+        StorageServicer(node, config.node_id, PermitChecker(permits, clock), clock, nonces, incarnation), server.grpc
     )
     await node.start()
     gc.freeze()  # the garbage collector does not walk what was recovered
@@ -195,6 +208,7 @@ async def serve(config: StorageConfig) -> None:
     rolling = asyncio.create_task(opening)
     await serve_member(server, channels, config, describe, node.on_news, clock=clock, roster=roster)
     await tasks.end([rolling])
+    nonces.close()
     await node.close()
 
 

@@ -20,6 +20,7 @@ from quire.model.ranges import ChunkRange
 from quire.testing.clock import FakeClock
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2 as pb
+from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
@@ -106,6 +107,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         orchestrator=seen,
         retention=Retention(seen, clock, 1000),
         derivation=derivation,
+        addresses=WorkerAddresses(required=False, secrets=[], nodes=dict, sender=nothing, clock=clock),
         clock=clock,
     )
     context: Any = type("Context", (), {"invocation_metadata": lambda _: ()})()

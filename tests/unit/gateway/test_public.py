@@ -20,6 +20,7 @@ from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.wire import convert
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
+from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.key_derivation import SameKeys
@@ -49,6 +50,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         orchestrator=nothing,
         retention=nothing,
         derivation=SameKeys(),
+        addresses=WorkerAddresses(required=False, secrets=[], nodes=dict, sender=nothing, clock=clock),
         clock=clock,
     )
 

@@ -89,6 +89,7 @@ class SimTransport:
     """One member of the fabric."""
 
     name = "simulated"
+    proof = b""
 
     def __init__(self, fabric: Fabric, process: Process) -> None:
         self.fabric = fabric

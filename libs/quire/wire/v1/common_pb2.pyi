@@ -265,6 +265,7 @@ class RdmaTarget(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     REMOTE_KEY_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     worker_address: _builtins.bytes
     """Address of the client's UCX worker."""
     address: _builtins.int
@@ -273,6 +274,8 @@ class RdmaTarget(_message.Message):
     """Length of the registered range in bytes."""
     remote_key: _builtins.bytes
     """Packed remote key of the registered range."""
+    proof: _builtins.bytes
+    """That the worker's address is the client's own, as ProveAddress answers. Gateways that ask for tokens ask for it."""
     def __init__(
         self,
         *,
@@ -280,10 +283,11 @@ class RdmaTarget(_message.Message):
         address: _builtins.int = ...,
         length: _builtins.int = ...,
         remote_key: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "length", b"length", "remote_key", b"remote_key", "worker_address", b"worker_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "length", b"length", "proof", b"proof", "remote_key", b"remote_key", "worker_address", b"worker_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,6 +76,7 @@ class SessionRequest(_message.Message):
     RETRIEVE_FIELD_NUMBER: _builtins.int
     RETAIN_FIELD_NUMBER: _builtins.int
     PREFETCH_FIELD_NUMBER: _builtins.int
+    PROVE_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, counting up from 1; its answers have the same. 0 for what is about the session itself."""
     received: _builtins.int
@@ -156,6 +157,10 @@ class SessionRequest(_message.Message):
     def prefetch(self) -> Global___PrefetchRequest:
         """As the method `Prefetch`."""
 
+    @_builtins.property
+    def prove_address(self) -> Global___ProveAddressRequest:
+        """As the method `ProveAddress`."""
+
     def __init__(
         self,
         *,
@@ -181,12 +186,13 @@ class SessionRequest(_message.Message):
         retrieve: Global___RetrieveRequest | None = ...,
         retain: Global___RetainRequest | None = ...,
         prefetch: Global___PrefetchRequest | None = ...,
+        prove_address: Global___ProveAddressRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "prove_address", b"prove_address", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "prove_address", b"prove_address", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -221,6 +227,7 @@ class SessionResponse(_message.Message):
     RETRIEVE_FIELD_NUMBER: _builtins.int
     RETAIN_FIELD_NUMBER: _builtins.int
     PREFETCH_FIELD_NUMBER: _builtins.int
+    PROVE_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """The request that it answers; 0 for what is about the session itself."""
     number: _builtins.int
@@ -305,6 +312,10 @@ class SessionResponse(_message.Message):
     def prefetch(self) -> Global___PrefetchResponse:
         """Of `Prefetch`."""
 
+    @_builtins.property
+    def prove_address(self) -> Global___ProveAddressResponse:
+        """Of `ProveAddress`."""
+
     def __init__(
         self,
         *,
@@ -331,12 +342,13 @@ class SessionResponse(_message.Message):
         retrieve: Global___RetrieveResponse | None = ...,
         retain: Global___RetainResponse | None = ...,
         prefetch: Global___PrefetchResponse | None = ...,
+        prove_address: Global___ProveAddressResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "prefetch", b"prefetch", "prove_address", b"prove_address", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "prefetch", b"prefetch", "prove_address", b"prove_address", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -1573,6 +1585,64 @@ class PrefetchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefetchResponse: _TypeAlias = PrefetchResponse  # noqa: Y015
+
+@_typing.final
+class ProveAddressRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    challenge: _builtins.bytes
+    """What the answer before said; empty at first."""
+    nonce: _builtins.bytes
+    """The 16 bytes of the first message; then 32: 16 as they lie in the memory, and the 16 of the message behind them."""
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """Memory of the caller, 16 bytes or more."""
+
+    def __init__(
+        self,
+        *,
+        target: _common_pb2.RdmaTarget | None = ...,
+        challenge: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "nonce", b"nonce", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProveAddressRequest: _TypeAlias = ProveAddressRequest  # noqa: Y015
+
+@_typing.final
+class ProveAddressResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    GOOD_MS_FIELD_NUMBER: _builtins.int
+    challenge: _builtins.bytes
+    """To be shown with the nonce. Empty after the last one, and where no proof is asked for."""
+    proof: _builtins.bytes
+    """After the last nonce: for RdmaTarget.proof."""
+    good_ms: _builtins.int
+    """For how long it is good, milliseconds."""
+    def __init__(
+        self,
+        *,
+        challenge: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+        good_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "good_ms", b"good_ms", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProveAddressResponse: _TypeAlias = ProveAddressResponse  # noqa: Y015
 
 @_typing.final
 class EvictRequest(_message.Message):

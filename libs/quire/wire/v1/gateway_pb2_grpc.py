@@ -116,6 +116,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.ProveAddress = channel.unary_unary(
+                '/quire.v1.GatewayService/ProveAddress',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.ProveAddressRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.ProveAddressResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer:
@@ -240,6 +245,14 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProveAddress(self, request, context):
+        """Prove that a worker's address is the caller's own. A storage node sends a nonce there, over the data plane, which
+        the caller shows here; then another one, half of which is written into the caller's memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -322,6 +335,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.StatusResponse.SerializeToString,
+            ),
+            'ProveAddress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProveAddress,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ProveAddressRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.ProveAddressResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -757,6 +775,33 @@ class GatewayService:
             '/quire.v1.GatewayService/Status',
             quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProveAddress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/ProveAddress',
+            quire_dot_v1_dot_gateway__pb2.ProveAddressRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.ProveAddressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,10 @@ class GatewayServiceStub:
     """Images by id."""
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
     """The members of the cluster and their stats."""
+    ProveAddress: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ProveAddressRequest, _gateway_pb2.ProveAddressResponse]
+    """Prove that a worker's address is the caller's own. A storage node sends a nonce there, over the data plane, which
+    the caller shows here; then another one, half of which is written into the caller's memory.
+    """
 
 @_typing.type_check_only
 class GatewayServiceAsyncStub(GatewayServiceStub):
@@ -122,6 +126,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Images by id."""
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
     """The members of the cluster and their stats."""
+    ProveAddress: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ProveAddressRequest, _gateway_pb2.ProveAddressResponse]  # type: ignore[assignment]
+    """Prove that a worker's address is the caller's own. A storage node sends a nonce there, over the data plane, which
+    the caller shows here; then another one, half of which is written into the caller's memory.
+    """
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
@@ -262,6 +270,16 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.StatusResponse, _abc.Awaitable[_gateway_pb2.StatusResponse]]:
         """The members of the cluster and their stats."""
+
+    @_abc_1.abstractmethod
+    def ProveAddress(
+        self,
+        request: _gateway_pb2.ProveAddressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ProveAddressResponse, _abc.Awaitable[_gateway_pb2.ProveAddressResponse]]:
+        """Prove that a worker's address is the caller's own. A storage node sends a nonce there, over the data plane, which
+        the caller shows here; then another one, half of which is written into the caller's memory.
+        """
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -550,6 +550,51 @@ class PrefetchChunksResponse(_message.Message):
 Global___PrefetchChunksResponse: _TypeAlias = PrefetchChunksResponse  # noqa: Y015
 
 @_typing.final
+class SendNonceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """16 bytes, sent as a message; or 32: the first half is written into the memory, the second one sent behind it."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """The client's worker, and memory there."""
+
+    def __init__(
+        self,
+        *,
+        target: _common_pb2.RdmaTarget | None = ...,
+        nonce: _builtins.bytes = ...,
+        permit: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "permit", b"permit", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendNonceRequest: _TypeAlias = SendNonceRequest  # noqa: Y015
+
+@_typing.final
+class SendNonceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendNonceResponse: _TypeAlias = SendNonceResponse  # noqa: Y015
+
+@_typing.final
 class ReplicateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

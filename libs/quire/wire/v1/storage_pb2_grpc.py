@@ -85,6 +85,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.ReplicateRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.ReplicateResponse.FromString,
                 _registered_method=True)
+        self.SendNonce = channel.unary_unary(
+                '/quire.v1.StorageService/SendNonce',
+                request_serializer=quire_dot_v1_dot_storage__pb2.SendNonceRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.SendNonceResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServiceServicer:
@@ -164,6 +169,13 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendNonce(self, request, context):
+        """Send a nonce to a client's worker, over the data plane, to see whose address that is. A process of its own does it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -216,6 +228,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Replicate,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.ReplicateRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.ReplicateResponse.SerializeToString,
+            ),
+            'SendNonce': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendNonce,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.SendNonceRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.SendNonceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -489,6 +506,33 @@ class StorageService:
             '/quire.v1.StorageService/Replicate',
             quire_dot_v1_dot_storage__pb2.ReplicateRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.ReplicateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendNonce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/SendNonce',
+            quire_dot_v1_dot_storage__pb2.SendNonceRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.SendNonceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class StorageServiceStub:
     """Bring chunks that are here, or in the object tier, into memory. For gateways."""
     Replicate: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]
     """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
+    SendNonce: _grpc.UnaryUnaryMultiCallable[_storage_pb2.SendNonceRequest, _storage_pb2.SendNonceResponse]
+    """Send a nonce to a client's worker, over the data plane, to see whose address that is. A process of its own does it."""
 
 @_typing.type_check_only
 class StorageServiceAsyncStub(StorageServiceStub):
@@ -91,6 +93,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Bring chunks that are here, or in the object tier, into memory. For gateways."""
     Replicate: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]  # type: ignore[assignment]
     """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
+    SendNonce: _aio.UnaryUnaryMultiCallable[_storage_pb2.SendNonceRequest, _storage_pb2.SendNonceResponse]  # type: ignore[assignment]
+    """Send a nonce to a client's worker, over the data plane, to see whose address that is. A process of its own does it."""
 
 class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     """Chunks in slots, layer assembly, delivery by RDMA."""
@@ -180,5 +184,13 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.ReplicateResponse, _abc.Awaitable[_storage_pb2.ReplicateResponse]]:
         """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
+
+    @_abc_1.abstractmethod
+    def SendNonce(
+        self,
+        request: _storage_pb2.SendNonceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.SendNonceResponse, _abc.Awaitable[_storage_pb2.SendNonceResponse]]:
+        """Send a nonce to a client's worker, over the data plane, to see whose address that is. A process of its own does it."""
 
 def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

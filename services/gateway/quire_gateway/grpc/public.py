@@ -22,6 +22,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
     GatewayServiceServicer,
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.addresses import PROOF_MS, WorkerAddresses
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
@@ -59,6 +60,7 @@ class GatewayServicer(GatewayServiceServicer):
         orchestrator: OrchestratorServiceStub,
         retention: Retention,
         derivation: KeyDerivation,
+        addresses: WorkerAddresses,
         clock: Clock,
     ) -> None:
         self._timeout_s = config.control_timeout_s
@@ -71,6 +73,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._orchestrator = orchestrator
         self._retention = retention
         self._derivation = derivation
+        self._addresses = addresses
         self._clock = clock
         self._leases = LeaseSigner(*config.secrets)
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
@@ -124,6 +127,7 @@ class GatewayServicer(GatewayServiceServicer):
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         principal = await self._admission.caller(context)
         source = convert.target_from(request.source)
+        self._addresses.check(principal, source)
         need = Need(write=True, payload=request.record_bytes, memory=source.length)
         with self._admission.admit(principal, need):
             entry = await self._own.take_record(
@@ -141,6 +145,7 @@ class GatewayServicer(GatewayServiceServicer):
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
         principal = await self._admission.caller(context)
         target = convert.target_from(request.target)
+        self._addresses.check(principal, target)
         with self._admission.admit(principal, Need(payload=target.length, memory=target.length)):
             entry = await self._latents.get(principal.tenant, request.image_id, target)
         return images_pb2.GetLatentResponse(entry=_for_client(entry))
@@ -173,6 +178,8 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         rendering = convert.rendering_from(request.rendering)
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
+        if target is not None:
+            self._addresses.check(principal, target)
         length, tags = target.length if target is not None else 0, Tags.parse(request.if_none_match)
         with self._admission.admit(principal, Need(payload=length, memory=length)):
             served = await self._images.get(
@@ -197,6 +204,13 @@ class GatewayServicer(GatewayServiceServicer):
                     node.ClearField("running")
             return pb.StatusResponse(nodes=listed.nodes)
 
+    async def ProveAddress(self, request: pb.ProveAddressRequest, context: Any) -> pb.ProveAddressResponse:
+        principal = await self._admission.caller(context)
+        target = convert.target_from(request.target)
+        with self._admission.admit(principal, Need(memory=target.length)):
+            challenge, proof = await self._addresses.prove(principal, target, request.challenge, request.nonce)
+        return pb.ProveAddressResponse(challenge=challenge, proof=proof, good_ms=PROOF_MS if proof else 0)
+
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
         principal = await self._admission.caller(context)
         lease, keys = self._leases.open(request.lease), ChunkKeys(request.descriptor.chunk_keys)
@@ -213,6 +227,7 @@ class GatewayServicer(GatewayServiceServicer):
         )
         lease.check_fresh(self._clock.now_ms())
         lease.check_keys(fetch.descriptor.keys)
+        self._addresses.check(principal, fetch.descriptor.target)
         payload = fetch.descriptor.payload_bytes
         with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=payload, memory=payload)):
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
@@ -224,6 +239,7 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         question = await self._question(request.lookup)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
+        self._addresses.check(principal, wanted.target)
         if question.unchained and wanted.chunks < len(wanted.keys):
             raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
@@ -266,6 +282,7 @@ class GatewayServicer(GatewayServiceServicer):
             unchained=request.unchained,
             transfer_ms=request.transfer_ms,
         )
+        self._addresses.check(principal, store.source)
         payload = store.namespace.layout.payload_bytes(max(0, len(store.keys) - store.first))
         need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=payload)
         with self._admission.admit(principal, need):

@@ -31,6 +31,7 @@ from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, 
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
+from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission, Need
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.ranges import check_read, read_range
@@ -82,6 +83,7 @@ class RdmaRequests:
         staging: Staging,
         admission: Admission,
         derivation: KeyDerivation,
+        addresses: WorkerAddresses,
     ) -> None:
         self._backends = backends
         self._gateway = gateway
@@ -90,11 +92,13 @@ class RdmaRequests:
         self._staging = staging
         self._admission = admission
         self._derivation = derivation
+        self._addresses = addresses
 
     def _admit(
-        self, call: Call, payload: int, namespace: Namespace | None = None
+        self, call: Call, payload: int, target: RdmaTarget, namespace: Namespace | None = None
     ) -> contextlib.AbstractContextManager[Taken]:
         """A namespace without a salt is shared by those with a grant on it."""
+        self._addresses.check(call.principal, target)
         salt = (namespace.tenant_salt or None) if namespace is not None else None
         return self._admission.admit(call.principal, Need(salt=salt, payload=payload, memory=payload))
 
@@ -114,7 +118,7 @@ class RdmaRequests:
         """GetObject into the client's memory."""
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE) else None
-        with self._admit(call, target.length, namespace):
+        with self._admit(call, target.length, target, namespace):
             if namespace is not None:
                 return await self._get_chunk(call, namespace, target)
             return await self._get_staged(call, target)
@@ -140,7 +144,7 @@ class RdmaRequests:
         """PutObject from the client's memory: `x-quire-length` bytes, all of it without that."""
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET else None
-        with self._admit(call, target.length, namespace):
+        with self._admit(call, target.length, target, namespace):
             if namespace is None:
                 return await self._put_staged(call, target)
             layout = namespace.layout
@@ -191,7 +195,7 @@ class RdmaRequests:
     async def get_many(self, call: Call) -> web.StreamResponse:
         """Many chunks, layer by layer, into the client's memory: a line of JSON for each layer that has arrived."""
         descriptor, namespace = await _described(call)
-        with self._admit(call, descriptor.payload_bytes, namespace):
+        with self._admit(call, descriptor.payload_bytes, descriptor.target, namespace):
             return await self._get_leased(call, descriptor, namespace)
 
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
@@ -219,7 +223,7 @@ class RdmaRequests:
     async def put_many(self, call: Call) -> web.StreamResponse:
         """Many chunks, layer by layer, from the client's memory."""
         descriptor, namespace = await _described(call)
-        with self._admit(call, descriptor.payload_bytes, namespace):
+        with self._admit(call, descriptor.payload_bytes, descriptor.target, namespace):
             return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:

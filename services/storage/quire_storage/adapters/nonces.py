@@ -1,0 +1,154 @@
+"""Nonces to addresses that strangers have given, each sent by a process of its own.
+
+UCX trusts an address: a forged one can end the process that connects to it, or have it wait for ever. A helper, which
+never opens UCX itself, forks for each address; what such a fork costs is that one request. As a program this is the
+helper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Final
+
+from quire.model.address_proof import HALF_BYTES
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import DeadlineExceeded, QuireError, ResourceExhausted, TargetInvalid, by_code
+from quire.transport import AddressNonce, ucx_transport
+from quire.transport.messages import encode_message
+from quire.transport.nearest import ucx_target
+
+_SENT: Final = b"sent"
+_AT_ONCE: Final = 8
+_WAITING_MAX: Final = 64
+_TIMEOUT_S: Final = 5
+_MESSAGE_BYTES: Final = 1 << 16
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class NonceSender:
+    """`ucx_tls`: transports of UCX, as the node's own data plane has them. The helper starts with the first nonce."""
+
+    def __init__(self, ucx_tls: str) -> None:
+        self._ucx_tls = ucx_tls
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+
+    async def send(self, target: RdmaTarget, nonce: bytes) -> None:
+        """Send 16 bytes as a message; of 32, write the first half into the target, and send the second one behind it.
+
+        Raises:
+            TargetInvalid: The address or the key cannot be used: the process that tried it has ended.
+            PeerLost: Nothing is reached there.
+            DeadlineExceeded: Nothing has answered for `_TIMEOUT_S`.
+            ResourceExhausted: Too many wait.
+        """
+        if self._waiting >= _WAITING_MAX:
+            raise ResourceExhausted(f"{self._waiting} addresses wait to be proved", retry_after_s=1.0)
+        self._waiting += 1
+        try:
+            async with self._turns:
+                answer = await self._asked({"target": target.to_token(), "nonce": nonce.hex()})
+        finally:
+            self._waiting -= 1
+        if answer == _SENT:
+            return
+        if not answer:
+            raise TargetInvalid("it ended the process that connected to it", field="target.worker_address")
+        told = json.loads(answer)
+        raise by_code(told["error"])(told["message"], field=told["field"])
+
+    def close(self) -> None:
+        if self._helper is not None and self._socket is not None:
+            self._socket.close()
+            self._helper.kill()
+            self._helper.wait()
+            self._helper = self._socket = None
+
+    async def _asked(self, request: dict[str, str]) -> bytes:
+        """Its answer; empty where the process has ended without one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                socket.send_fds(self._started(), [json.dumps(request).encode()], [theirs.fileno()])
+            ours.setblocking(False)
+            try:
+                async with asyncio.timeout(_TIMEOUT_S + 5):  # its own alarm comes first, unless the machine is busy
+                    return await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
+            except TimeoutError:
+                raise DeadlineExceeded("the address was not tried in time") from None
+            except ConnectionError:
+                return b""
+
+    def _started(self) -> socket.socket:
+        if self._helper is not None and self._helper.poll() is not None:
+            self.close()
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                command = [sys.executable, "-m", __name__, str(theirs.fileno()), self._ucx_tls]
+                self._helper = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        return self._socket
+
+
+# ---- the helper
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the node, also where that is killed
+    import quire.transport.ucx  # noqa: F401  # what the forks need
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    requests, ucx_tls = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    while True:
+        raw, (*answers,), *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 1)
+        if not raw:
+            return
+        if os.fork():
+            os.close(answers[0])
+            continue
+        signal.alarm(_TIMEOUT_S)
+        requests.close()
+        with socket.socket(fileno=answers[0]) as answer:
+            answer.send(_try(json.loads(raw), ucx_tls))
+        os._exit(0)
+
+
+def _try(request: dict[str, str], ucx_tls: str) -> bytes:
+    try:
+        target, nonce = RdmaTarget.from_token(request["target"]), bytes.fromhex(request["nonce"])
+        asyncio.run(_send(ucx_target(target), nonce, ucx_tls))
+    except QuireError as error:
+        return json.dumps({"error": error.code(), "message": error.message, "field": error.field}).encode()
+    return _SENT
+
+
+async def _send(target: RdmaTarget, nonce: bytes, ucx_tls: str) -> None:
+    """As a node writes a layer: the bytes, and a message behind them; or the message alone."""
+    transport = ucx_transport(**({"TLS": ucx_tls} if ucx_tls else {}))
+    await transport.start()
+    written, said = nonce[:-HALF_BYTES], encode_message(AddressNonce(nonce[-HALF_BYTES:]))
+    peer = transport.connect(target.worker_address)
+    if written:
+        memory = transport.allocate(len(written))
+        memory[:] = list(written)
+        stream = peer.stream(transport.register(memory), await peer.remote(target))
+        await stream.send(0, len(written), 0)
+        stream.announce(said)
+        await stream.drain(_TIMEOUT_S)
+    else:
+        peer.send(said)
+        await peer.flush(_TIMEOUT_S)
+    await peer.close()
+
+
+if __name__ == "__main__":
+    main()
