@@ -116,9 +116,9 @@ class Buffer:
 
     def target(self) -> RdmaTarget:
         """What a storage node needs to know of it."""
-        region, here = self._region, self._transport
+        region, transport = self._region, self._transport
         start = region.address + self._offset
-        return RdmaTarget(here.address, start, self._length, region.remote_key, here.proof)
+        return RdmaTarget(transport.address, start, self._length, region.remote_key, transport.proof)
 
     def lend(self, to: str, descriptor: Descriptor) -> Loan:
         """Reserve what a delivery writes. Raises `TargetInvalid` for what another transfer has."""

@@ -1,4 +1,4 @@
-"""Proving to a cluster that asks for tokens that this process's address on the data plane is its own."""
+"""The proof of this process's worker address, for clusters with tokens (`quire.model.address_proof`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
 
 _NONCE_S: Final = 12.0
-_TRIES: Final = 2
 
 
 class OwnAddress:
-    """Proves it when it is first needed, and again after half of the time for which a proof is good."""
+    """Proves the address at the first transfer, and again after half of a proof's lifetime."""
 
     def __init__(self, transport: Transport, stub: Any, timeout_s: float) -> None:
         self._transport = transport
@@ -32,27 +31,30 @@ class OwnAddress:
         self._proving = asyncio.Lock()
 
     def on_nonce(self, half: bytes) -> None:
-        """A node has sent it; strangers may send others."""
+        """Accept a nonce from the data plane. The gateway will refuse it if no node of the cluster has sent it."""
         if not self._halves.full():
             self._halves.put_nowait(half)
 
     async def prove(self) -> None:
-        """Have the transport's `proof`. Raises `PeerLost` where no nonce arrives, `AddressUnproven`, `NotAllowed`."""
+        """Set the transport's `proof`, unless the current one is good for a while.
+
+        Raises:
+            PeerLost: No nonce arrives.
+            AddressUnproven: The gateway refuses the nonces.
+            NotAllowed: The key may not name memory.
+        """
         async with self._proving:
             if asyncio.get_running_loop().time() < self._again_s:
                 return
-            for left in reversed(range(_TRIES)):
-                try:
-                    good_s = await self._prove()
-                    break
-                except AddressUnproven:  # by the nonce of a try before, which came late
-                    if not left:
-                        raise
-            self._again_s = asyncio.get_running_loop().time() + good_s / 2
+            try:
+                lifetime_s = await self._prove()
+            except AddressUnproven:  # a late nonce of an attempt before is taken for the current one
+                lifetime_s = await self._prove()
+            self._again_s = asyncio.get_running_loop().time() + lifetime_s / 2
 
     async def _prove(self) -> float:
-        """For how long that is good, seconds."""
-        if self._memory is None:  # kept: a node may write there late
+        """Return the proof's lifetime in seconds."""
+        if self._memory is None:  # never freed: a node may write there late
             self._memory = Buffer.allocate(self._transport, HALF_BYTES)
         target, view = convert.target_to(self._memory.target()), self._memory.view
         assert view is not None, "host memory"

@@ -128,11 +128,11 @@ def header_at_end(tail: bytes) -> bytes | None:
 
 
 def with_record(header: bytes, record: ChunkRecord) -> bytes:
-    """The header with another record in it, sound again."""
-    row, none = np.frombuffer(header, dtype=HEADER, count=1).copy(), bytes(KEY_BYTES)
+    """Return the header with another record and the checksum of that."""
+    row, no_key = np.frombuffer(header, dtype=HEADER, count=1).copy(), bytes(KEY_BYTES)
     row["flags"] = (row["flags"] | HAS_PARENT) - (0 if record.parent else HAS_PARENT)
     row["key"], row["bucket"] = np.void(record.key), np.void(record.bucket)
-    row["parent"], row["parent_bucket"] = np.void(record.parent or none), np.void(record.parent_bucket or none)
+    row["parent"], row["parent_bucket"] = np.void(record.parent or no_key), np.void(record.parent_bucket or no_key)
     row["namespace"] = np.void(record.namespace)
     rest = header[HEADER.itemsize :]
     row["crc"] = crc32(row.tobytes()[CRC_FROM:] + rest[: 4 * int(row["num_layers"][0])])

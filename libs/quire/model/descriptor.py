@@ -75,7 +75,7 @@ class RdmaTarget:
             raise TargetInvalid(f"{self.length} bytes at {self.address:#x} is no range of memory", field="target")
 
     def to_token(self) -> str:
-        """For the `x-amz-rdma-token` header: the wire, then address, length, worker address, remote key; the proof."""
+        """Return the `x-amz-rdma-token` header: wire, address, length, worker address, remote key and proof."""
         fixed = _TOKEN.pack(self.address, self.length, len(self.worker_address))
         return _with_proof("ucx1." + _encoded(fixed + self.worker_address + self.remote_key), self.proof)
 
@@ -87,12 +87,12 @@ class RdmaTarget:
         if wire != "ucx1":
             raise TargetInvalid(f"{wire[:16]!r} is no wire of ours; there is ucx1", field="x-amz-rdma-token")
         try:
-            raw, shown = _decoded(packed), _decoded(proof)
+            raw, proof_bytes = _decoded(packed), _decoded(proof)
             address, length, worker = _TOKEN.unpack_from(raw)
         except (binascii.Error, ValueError, struct.error) as error:
             raise TargetInvalid(f"not understood: {error}", field="x-amz-rdma-token") from None
         start = _TOKEN.size
-        return cls(raw[start : start + worker], address, length, raw[start + worker :], shown)
+        return cls(raw[start : start + worker], address, length, raw[start + worker :], proof_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Descriptor:
         """The inverse of `to_header`. Raises `DescriptorInvalid` for anything else."""
         try:
             packed, _, proof = text.partition(".")
-            raw, shown = _decoded(packed), _decoded(proof)
+            raw, proof_bytes = _decoded(packed), _decoded(proof)
         except (binascii.Error, ValueError) as error:
             raise DescriptorInvalid(f"not base64url: {error}", field="descriptor") from None
         if len(raw) < _FIXED.size:
@@ -259,7 +259,7 @@ class Descriptor:
         offsets_start = key_start + key_size
         if len(raw) < offsets_start or (len(raw) > offsets_start) != bool(has_offsets):
             raise DescriptorInvalid("its parts do not add up to its length", field="descriptor")
-        target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start], shown)
+        target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start], proof_bytes)
         keys, places = ChunkKeys(raw[_FIXED.size : worker_start]), raw[offsets_start:]
         order = DeliveryOrder(order)
         return cls(keys, layers, tokens, slice_bytes, order, target, first, chunks, stride, places)

@@ -65,7 +65,7 @@ class AddressNonce:
 
     @property
     def transfer_id(self) -> bytes:
-        """Of no transfer."""
+        """Empty: the nonce belongs to no transfer."""
         return b""
 
 

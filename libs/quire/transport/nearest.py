@@ -327,15 +327,15 @@ def _joined(ucx: bytes, shared: bytes) -> bytes:
 
 
 def ucx_address(address: bytes) -> bytes:
-    """The part of a worker's address that UCX uses; empty where it is reached by shared memory only.
+    """Return the UCX part of a worker address; empty if the worker is reachable by shared memory only.
 
-    Raises `TargetInvalid`.
+    Raises `TargetInvalid` if it is no worker address.
     """
     return _parted(address, "target.worker_address")[0]
 
 
 def ucx_target(target: RdmaTarget) -> RdmaTarget:
-    """The target as UCX alone reaches it. Raises `TargetInvalid` where it does not."""
+    """Return the UCX part of a target. Raises `TargetInvalid` if there is none."""
     address, (key, _) = ucx_address(target.worker_address), _parted(target.remote_key, "target.remote_key")
     return RdmaTarget(address, target.address, target.length, key)
 

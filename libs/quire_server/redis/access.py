@@ -48,11 +48,15 @@ class Grant:
 
     @property
     def scoped(self) -> bool:
-        """Of `quire/quire-kv` it must be: to one namespace, whose tag its prefix begins with (`NAMESPACE/`)."""
+        """Whether the prefix names one namespace (`NAMESPACE/…`), if the grant is on `quire/quire-kv`."""
         return (self.tenant, self.bucket) != (SYSTEM_TENANT, CHUNKS_BUCKET) or bool(_SCOPED.match(self.prefix))
 
     def check(self) -> None:
-        """Raises `InvalidRequest`."""
+        """Refuse grants on all of `quire/quire-kv`.
+
+        Raises:
+            InvalidRequest: The prefix names no namespace.
+        """
         if not self.scoped:
             why = f"{self.prefix!r} names no namespace: {SYSTEM_TENANT}/{CHUNKS_BUCKET}/NAMESPACE/, its 32 digits"
             raise InvalidRequest(f"{why} as `quire keys namespace` prints them", field="grant")
@@ -87,7 +91,11 @@ class AccessKeys:
     async def create(
         self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
     ) -> AccessKey:
-        """Raises `InvalidRequest`."""
+        """Make and store a key.
+
+        Raises:
+            InvalidRequest: The tenant's name or a grant is not valid.
+        """
         if not tenant or "/" in tenant or not tenant.isprintable():
             raise InvalidRequest(f"{tenant!r} is empty, or has a slash", field="tenant")
         if tenant == SYSTEM_TENANT:

@@ -1,7 +1,7 @@
-"""The secret that tenants' chunk keys are derived with. Redis keeps it wrapped with the cluster's secret (RFC 3394).
+"""The secret for the derivation of chunk keys, stored in Redis, wrapped with the cluster's secret (RFC 3394).
 
-The first gateway makes it out of the cluster's secret of that day, so that a Redis that lost everything gets the same
-one again. It stays when the cluster's secret is replaced.
+The first gateway derives it from the cluster's secret, so that it can be restored after Redis has lost all data. It
+does not change when the cluster's secret is replaced.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ _KEY: Final = "quire:key-secret"
 
 
 async def key_secret(client: redis.Redis, *secrets: bytes) -> bytes:
-    """Read it; make it if there is none.
+    """Read the secret; create it if Redis has none.
 
     Args:
-        client: Of the cluster's Redis.
-        secrets: The cluster's, the first of which wraps from now on.
+        client: A client of the cluster's Redis.
+        secrets: The cluster's secrets. The first one wraps the stored secret after this call.
+
+    Returns:
+        32 bytes.
 
     Raises:
-        ConfigInvalid: None of `secrets` opens what Redis has.
+        ConfigInvalid: None of `secrets` unwraps the stored secret.
     """
-    made = hmac.digest(secrets[0], b"quire chunk keys", "sha256")
+    initial = hmac.digest(secrets[0], b"quire chunk keys", "sha256")
     async with metadata_errors():
-        await client.set(_KEY, _wrapped(made, secrets[0]), nx=True)
-        kept = cast(bytes, await client.get(_KEY))
-    for each in secrets:
+        await client.set(_KEY, _wrapped(initial, secrets[0]), nx=True)
+        stored = cast(bytes, await client.get(_KEY))
+    for cluster_secret in secrets:
         try:
-            found: bytes = aes_key_unwrap(_wrapping_key(each), kept)
+            secret: bytes = aes_key_unwrap(_wrapping_key(cluster_secret), stored)
         except (InvalidUnwrap, ValueError):
             continue
-        if each != secrets[0]:
+        if cluster_secret != secrets[0]:
             async with metadata_errors():
-                await client.set(_KEY, _wrapped(found, secrets[0]))
-        return found
+                await client.set(_KEY, _wrapped(secret, secrets[0]))
+        return secret
     raise ConfigInvalid(
         f"QUIRE_CLUSTER_SECRET does not open {_KEY} in Redis: set QUIRE_CLUSTER_SECRET_ALSO to the secret before, or "
         f"delete {_KEY} there; then no tenant finds what it has stored"

@@ -91,7 +91,7 @@ def publisher(address: str, topic: str = "", curve: Path | None = None) -> Calla
 
 
 def _guard(socket: Any, folder: Path) -> None:
-    """Only those whose public keys lie in the folder read it, and nobody on the way. Raises `ConfigInvalid`."""
+    """Encrypt, and accept subscribers whose public keys are in the folder. Raises `ConfigInvalid`."""
     import zmq.auth
     from zmq.auth.thread import ThreadAuthenticator
 

@@ -1,7 +1,7 @@
-"""Whose a worker's address is, before a node or this gateway uses memory there for a tenant.
+"""Ownership of worker addresses, checked before a node or this gateway uses memory there for a tenant.
 
-Tenants prove their addresses (`quire.model.address_proof`). The answer to the first step does not tell whether the
-address was reached, nor does its time: nobody finds open ports by asking.
+Tenants prove their addresses (`quire.model.address_proof`). Neither the response to a step nor its latency depends on
+whether the address was reached, so that `ProveAddress` is no port scanner.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ class NonceNodes(Protocol):
     """Storage nodes by their gRPC address."""
 
     async def send_nonce(self, address: str, target: RdmaTarget, nonce: bytes) -> None:
-        """A message of 16 bytes to the target's worker; of 32, half of it goes into the target first."""
+        """Send 16 bytes as a message to the target's worker; of 32, the first half is written into the target."""
 
 
 class WorkerAddresses:
-    """`required`: whether tenants have to prove theirs. `nodes`: live storage nodes, by name. `secrets`: the cluster's,
-    the first of which signs.
-    """
+    """Challenges tenants, and verifies their proofs."""
 
     def __init__(
         self,
@@ -50,6 +48,15 @@ class WorkerAddresses:
         sender: NonceNodes,
         clock: Clock,
     ) -> None:
+        """Set up without state.
+
+        Args:
+            required: Whether tenants must prove their addresses.
+            secrets: The cluster's secrets; the first one signs.
+            nodes: Returns the live storage nodes by name.
+            sender: Sends the nonces.
+            clock: Expiry of challenges and proofs.
+        """
         self._required = required
         self._proofs = AddressProofs(*secrets)
         self._nodes = nodes
@@ -62,12 +69,14 @@ class WorkerAddresses:
         await tasks.end(self._sending)
 
     def check(self, principal: Principal, target: RdmaTarget) -> None:
-        """Whether the caller may have bytes go to this memory, or come from there.
+        """Refuse memory that is not proved to be in the caller's process.
 
-        Memory that is reached as shared memory only needs no proof: its owner hands it out by names that cannot be
-        guessed.
+        A target that is reachable as shared memory only needs no proof: the owner hands out its regions by names that
+        cannot be guessed.
 
-        Raises `AddressUnproven`, `TargetInvalid`.
+        Raises:
+            AddressUnproven: The proof is missing, expired or of another tenant; or the address is a storage node's.
+            TargetInvalid: This is no worker address.
         """
         address = self._strangers(target) if principal.salts else b""
         if address and self._required:
@@ -76,9 +85,22 @@ class WorkerAddresses:
     async def prove(
         self, principal: Principal, target: RdmaTarget, challenge: bytes, nonce: bytes
     ) -> tuple[bytes, bytes]:
-        """One step: the challenge of the next one, or after the last one the proof. Both empty where none is asked for.
+        """Take one step of a proof.
 
-        Raises `AddressUnproven`, `TargetInvalid`, `NoStorageNode`, `TooManyRequests`.
+        Args:
+            principal: The caller.
+            target: Memory at the address, 16 bytes or more.
+            challenge: The challenge of the step before; empty at first.
+            nonce: The nonce that the caller has received.
+
+        Returns:
+            The next challenge and the proof, one of which is empty. Both are empty if no proof is required.
+
+        Raises:
+            AddressUnproven: The nonce is wrong, or the address is a storage node's.
+            TargetInvalid: This is no worker address.
+            NoStorageNode: No live node can send a nonce.
+            TooManyRequests: Too many addresses of this tenant are being proved.
         """
         address = self._strangers(target) if self._required and principal.salts else b""
         if not address:
@@ -91,7 +113,7 @@ class WorkerAddresses:
         return b"", self._proofs.proof(principal.tenant, address, now_ms + PROOF_MS)
 
     def _send(self, step: Step, tenant: str, address: bytes, target: RdmaTarget) -> bytes:
-        """Have a nonce sent, which takes its time; the challenge."""
+        """Start to send a nonce; return its challenge."""
         nodes = list(self._nodes().values())
         if not nodes:
             raise NoStorageNode("no storage node could try the address")
@@ -104,7 +126,7 @@ class WorkerAddresses:
         return self._proofs.challenge(step, tenant, address, nonce, self._clock.now_ms() + _CHALLENGE_MS)
 
     def _strangers(self, target: RdmaTarget) -> bytes:
-        """The address as UCX has it. Raises `AddressUnproven` for a storage node's."""
+        """Return the UCX part of the address. Raises `AddressUnproven` for the address of a storage node."""
         address = ucx_address(target.worker_address)
         if address and any(address == ucx_address(node.worker_address) for node in self._nodes().values()):
             raise AddressUnproven("a storage node's own address", field="target.worker_address")

@@ -1,9 +1,9 @@
-"""The keys under which index and nodes know a tenant's chunks. They are derived here from those that clients name.
+"""Derivation of the keys under which index and storage nodes know chunks from the keys that clients use.
 
-A client's key says nothing without the namespace that it is of: under another one it stands for another chunk, which
-nobody has stored. The derivation is AES-128 over the 16-byte halves of each key, under a key for each namespace: a
-permutation that can be reverted where clients are told of chunks, as in cache events. The namespace's digest contains
-the tenant's salt, which admission has checked.
+A client key addresses a chunk within its namespace only: combined with another namespace it yields another derived key.
+The derivation is AES-128 over the 16-byte halves of each key, with a cipher key for each namespace. It is a
+permutation, so that cache events can be translated back. The digest of a namespace covers the tenant's salt, which
+admission checks.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from quire.model.keys import ChunkKeys
 
-_NAMESPACES_MAX: Final = 1024
+_CIPHERS_MAX: Final = 1024
 
 
 class KeyDerivation(Protocol):
-    """`tag`: first 16 bytes of the namespace's digest."""
+    """`tag`: the first 16 bytes of the namespace's digest."""
 
     async def derive(self, tag: bytes, keys: ChunkKeys) -> ChunkKeys:
-        """The keys that members use for these keys of a client."""
+        """Return the derived keys of client keys, in the same order."""
 
     async def revert(self, tag: bytes, keys: ChunkKeys) -> ChunkKeys:
-        """The inverse of `derive`."""
+        """Return the client keys of derived keys."""
 
     def scope(self, tag: bytes) -> bytes:
-        """What a lease on derived keys names, so that a later request can derive them again; empty where none are."""
+        """Return the namespace that a lease on derived keys names; empty if keys are not derived."""
 
 
 class SameKeys:
-    """Of a cluster that asks for no tokens: there is one tenant, and its keys are used as they are."""
+    """The identity, for clusters without tokens, which have one tenant."""
 
     async def derive(self, tag: bytes, keys: ChunkKeys) -> ChunkKeys:
         return keys
@@ -49,7 +49,10 @@ class SameKeys:
 
 
 class DerivedKeys:
-    """`read_secret`: see `quire_server.redis.key_secret`; called until it answers once."""
+    """The derivation for clusters with tokens.
+
+    `read_secret`: reads the secret (`quire_server.redis.key_secret`); called until it succeeds once.
+    """
 
     def __init__(self, read_secret: Callable[[], Awaitable[bytes]]) -> None:
         self._read_secret = read_secret
@@ -57,7 +60,7 @@ class DerivedKeys:
         self._ciphers: OrderedDict[bytes, Cipher[ECB]] = OrderedDict()
 
     async def load(self) -> None:
-        """Raises what `read_secret` raises."""
+        """Read the secret, unless that is done. Raises the errors of `read_secret`."""
         if not self._secret:
             self._secret = await self._read_secret()
 
@@ -73,12 +76,12 @@ class DerivedKeys:
         return tag
 
     def _cipher(self, tag: bytes) -> Cipher[Any]:
-        found = self._ciphers.get(tag)
-        if found is None:
-            key = hmac.digest(self._secret, b"quire namespace" + tag, "sha256")[:16]
-            found = self._ciphers[tag] = Cipher(AES128(key), ECB())
-            if len(self._ciphers) > _NAMESPACES_MAX:
-                self._ciphers.popitem(last=False)
-        else:
+        cipher = self._ciphers.get(tag)
+        if cipher is not None:
             self._ciphers.move_to_end(tag)
-        return found
+            return cipher
+        key = hmac.digest(self._secret, b"quire namespace" + tag, "sha256")[:16]
+        cipher = self._ciphers[tag] = Cipher(AES128(key), ECB())
+        if len(self._ciphers) > _CIPHERS_MAX:
+            self._ciphers.popitem(last=False)
+        return cipher

@@ -88,7 +88,7 @@ from quire_server.service import member_tls, run_service, serve_member
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """What keeps tenants apart: the keys by which members know their chunks, and whose memory a request names."""
+    """The isolation of tenants: derived chunk keys, and the ownership of client memory."""
 
     derivation: KeyDerivation
     addresses: WorkerAddresses
@@ -301,7 +301,11 @@ async def _live(
 
 
 async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcStorageNodes, clock: Clock) -> _Boundary:
-    """Raises `ConfigInvalid` where the cluster's secret does not open the one that keys are derived with."""
+    """Set up the isolation of tenants.
+
+    Raises:
+        ConfigInvalid: The cluster's secrets do not unwrap the secret for derived keys.
+    """
     guarded = config.auth != "off"
     addresses = WorkerAddresses(
         required=guarded and not config.accept_unproven,

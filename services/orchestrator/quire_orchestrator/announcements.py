@@ -89,7 +89,7 @@ class Announcements:
 
 
 def _parts(chunks: Sequence[ChunkRecord]) -> Iterable[Sequence[ChunkRecord]]:
-    """Of one namespace each."""
+    """Split chunks into events of one namespace each."""
     for _, alike in groupby(chunks, key=lambda chunk: chunk.namespace):
         part = list(alike)
         yield from (part[at : at + _CHUNKS] for at in range(0, len(part), _CHUNKS))

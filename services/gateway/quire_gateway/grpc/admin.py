@@ -75,14 +75,14 @@ class AdminServicer(AdminServiceServicer):
                     yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
 
     async def _with_clients_keys(self, event: CacheEvent) -> CacheEvent:
-        """Those of members where the namespace is not known: nodes of an earlier release have not told it."""
+        """Translate derived keys, unless the event has no namespace, as from a node of an earlier release."""
         if event.namespace == NO_NAMESPACE:
             return event
         keys = await self._derivation.revert(event.namespace, event.keys)
         parents = await self._derivation.revert(event.namespace, ChunkKeys(event.parents))
-        told = zip(ChunkKeys(event.parents), parents, strict=True)
-        above = b"".join(NO_PARENT if derived == NO_PARENT else parent for derived, parent in told)
-        return replace(event, keys=keys, parents=above)
+        pairs = zip(ChunkKeys(event.parents), parents, strict=True)
+        translated = b"".join(NO_PARENT if derived == NO_PARENT else parent for derived, parent in pairs)
+        return replace(event, keys=keys, parents=translated)
 
     async def _forward(self, method: Any, request: Any, context: Any) -> Any:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):

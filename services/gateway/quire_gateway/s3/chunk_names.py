@@ -1,4 +1,4 @@
-"""Names in `quire-kv`, and what a chunk's object is for a client: under the client's keys, not those of members."""
+"""Object names in `quire-kv`, and the translation of chunk objects between client keys and derived keys."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TAG: Final = re.compile("([0-9a-f]{32})/.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """`NAMESPACE/KEY` in hexadecimal digits: first 16 bytes of the namespace's digest, and a client's key."""
+    """`NAMESPACE/KEY` in hexadecimal: the first 16 bytes of the namespace's digest, and the client's key."""
 
     namespace: bytes
     key: bytes
 
     @classmethod
     def parse(cls, name: str) -> ChunkName | None:
-        """None for what is no chunk's name."""
+        """Return the name; None if it is not a chunk's."""
         match = _NAME.fullmatch(name)
         return cls(bytes.fromhex(match[1]), bytes.fromhex(match[2])) if match else None
 
@@ -34,16 +34,16 @@ class ChunkName:
 
 
 def namespace_of(prefix: str) -> bytes | None:
-    """The namespace of all names that begin so; None where there is not one."""
+    """Return the namespace of all names with this prefix; None if the prefix is shorter than a namespace."""
     match = _TAG.fullmatch(prefix)
     return bytes.fromhex(match[1]) if match else None
 
 
 async def translated(header: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
-    """A chunk's header with its keys translated. Raises `CorruptData` for one that is not sound."""
+    """Translate the keys in a chunk's header. Raises `CorruptData` if the header is damaged."""
     row = sound_header(header)
     if row is None:
-        raise CorruptData("a chunk's header that is none, or does not match its checksum")
+        raise CorruptData("the header of the chunk is damaged")
     record = record_of(row)
     keys = await translate(ChunkKeys(record.key + record.bucket + record.parent + record.parent_bucket))
     parent = keys.run(2, 2).packed if record.parent else b""
@@ -52,7 +52,7 @@ async def translated(header: bytes, translate: Callable[[ChunkKeys], Awaitable[C
 
 
 async def translated_object(raw: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
-    """The same of a sound object (`read_chunk_object`)."""
+    """Translate the keys in a chunk object that `read_chunk_object` accepts, or in the end of one."""
     size, _ = TRAILER.unpack_from(raw, len(raw) - TRAILER.size)
     end = len(raw) - TRAILER.size
     return raw[: end - size] + await translated(raw[end - size : end], translate) + raw[end:]

@@ -143,7 +143,7 @@ class ChunkBackend:
         return Page(found, found[-1].key if found else "", more=False)
 
     async def _place(self, namespace: bytes, prefix: str, after: str) -> bytes:
-        """Where a listing goes on: behind this key of members. Raises `S3Error`."""
+        """Return the derived key after which a listing continues. Raises `S3Error` for a key of another namespace."""
         if after < prefix:
             return b""
         name = ChunkName.parse(after)
@@ -163,12 +163,12 @@ class ChunkBackend:
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
-            said = (await asyncio.to_thread(read_chunk_object, raw)).record
+            record = (await asyncio.to_thread(read_chunk_object, raw)).record
         except CorruptData as error:
             raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
-        if ChunkName.parse(key) != ChunkName(said.namespace, said.key):
+        if ChunkName.parse(key) != ChunkName(record.namespace, record.key):
             raise S3Error("InvalidRequest", "The chunk in the body has another namespace or key than the object")
-        raw = await translated_object(raw, partial(self._derivation.derive, said.namespace))
+        raw = await translated_object(raw, partial(self._derivation.derive, record.namespace))
         chunk = await asyncio.to_thread(read_chunk_object, raw)
         if not await self._index.expect_object(chunk.record):
             raise S3Error("SlowDown", "An older object of that key is being deleted; try again")

@@ -1,8 +1,8 @@
-"""Nonces to addresses that strangers have given, each sent by a process of its own.
+"""Nonces to worker addresses of tenants, each sent by its own process.
 
-UCX trusts an address: a forged one can end the process that connects to it, or have it wait for ever. A helper, which
-never opens UCX itself, forks for each address; what such a fork costs is that one request. As a program this is the
-helper.
+UCX does not validate addresses: a forged one can crash the process that connects to it, or block it. A helper process,
+which never opens UCX itself, forks for each address, so that a crash affects one request. Run as a program, this module
+is the helper.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class NonceSender:
-    """`ucx_tls`: transports of UCX, as the node's own data plane has them. The helper starts with the first nonce."""
+    """The `Nonces` port. The helper starts with the first nonce."""
 
     def __init__(self, ucx_tls: str) -> None:
+        """`ucx_tls`: the transports of UCX, those of the node's data plane."""
         self._ucx_tls = ucx_tls
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -46,13 +47,13 @@ class NonceSender:
         """Send 16 bytes as a message; of 32, write the first half into the target, and send the second one behind it.
 
         Raises:
-            TargetInvalid: The address or the key cannot be used: the process that tried it has ended.
-            PeerLost: Nothing is reached there.
-            DeadlineExceeded: Nothing has answered for `_TIMEOUT_S`.
-            ResourceExhausted: Too many wait.
+            TargetInvalid: The address or the key is not valid, or crashed its process.
+            PeerLost: The address is not reachable.
+            DeadlineExceeded: The fork did not respond.
+            ResourceExhausted: Too many requests are queued.
         """
         if self._waiting >= _WAITING_MAX:
-            raise ResourceExhausted(f"{self._waiting} addresses wait to be proved", retry_after_s=1.0)
+            raise ResourceExhausted(f"{self._waiting} addresses are queued", retry_after_s=1.0)
         self._waiting += 1
         try:
             async with self._turns:
@@ -62,9 +63,9 @@ class NonceSender:
         if answer == _SENT:
             return
         if not answer:
-            raise TargetInvalid("it ended the process that connected to it", field="target.worker_address")
-        told = json.loads(answer)
-        raise by_code(told["error"])(told["message"], field=told["field"])
+            raise TargetInvalid("it crashed the process that connected to it", field="target.worker_address")
+        error = json.loads(answer)
+        raise by_code(error["error"])(error["message"], field=error["field"])
 
     def close(self) -> None:
         if self._helper is not None and self._socket is not None:
@@ -74,7 +75,7 @@ class NonceSender:
             self._helper = self._socket = None
 
     async def _asked(self, request: dict[str, str]) -> bytes:
-        """Its answer; empty where the process has ended without one."""
+        """Return the fork's response; empty if it ended without one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -84,7 +85,7 @@ class NonceSender:
                 async with asyncio.timeout(_TIMEOUT_S + 5):  # its own alarm comes first, unless the machine is busy
                     return await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
             except TimeoutError:
-                raise DeadlineExceeded("the address was not tried in time") from None
+                raise DeadlineExceeded("the process that connects to the address does not respond") from None
             except ConnectionError:
                 return b""
 
@@ -132,20 +133,20 @@ def _try(request: dict[str, str], ucx_tls: str) -> bytes:
 
 
 async def _send(target: RdmaTarget, nonce: bytes, ucx_tls: str) -> None:
-    """As a node writes a layer: the bytes, and a message behind them; or the message alone."""
+    """Send a nonce in the same way as a node delivers a layer: bytes, then a message; or the message alone."""
     transport = ucx_transport(**({"TLS": ucx_tls} if ucx_tls else {}))
     await transport.start()
-    written, said = nonce[:-HALF_BYTES], encode_message(AddressNonce(nonce[-HALF_BYTES:]))
+    written, message = nonce[:-HALF_BYTES], encode_message(AddressNonce(nonce[-HALF_BYTES:]))
     peer = transport.connect(target.worker_address)
     if written:
         memory = transport.allocate(len(written))
         memory[:] = list(written)
         stream = peer.stream(transport.register(memory), await peer.remote(target))
         await stream.send(0, len(written), 0)
-        stream.announce(said)
+        stream.announce(message)
         await stream.drain(_TIMEOUT_S)
     else:
-        peer.send(said)
+        peer.send(message)
         await peer.flush(_TIMEOUT_S)
     await peer.close()
 
