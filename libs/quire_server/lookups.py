@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import ChunkRecord, Match, Pin, records
+from quire.model.index import UNCHAINED_MAX, ChunkRecord, Match, Pin, records
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
@@ -30,9 +30,12 @@ from quire_server.clock import Clock
 from quire_server.core.advice import Advice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
 from quire_server.picture import Picture
+from quire_server.turns import FairTurns
 
 _REDIS: Final = {"db.system.name": "redis"}
 _NAMESPACES_COUNTED: Final = 64
+_EACH_AT_ONCE: Final = 512
+"""Keys of a look-up without a prefix that are looked up together: between them tenants take turns."""
 _NOWHERE: Final = Location()
 
 
@@ -127,6 +130,7 @@ class Lookups:
         self._clock = clock
         self._signer = LeaseSigner(*settings.secrets)
         self._turn = 0
+        self._turns = FairTurns(1)
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}
         self._expiries: list[tuple[int, bytes]] = []
@@ -204,10 +208,15 @@ class Lookups:
         keys = question.keys.distinct()
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
-        roots = records(keys, 0, len(keys), unchained=True)
+        if len(keys) > UNCHAINED_MAX:
+            raise InvalidRequest(f"{len(keys)} keys that are no prefix, {UNCHAINED_MAX} at most", field="chunk_keys")
         live, reader, started = self._picture.storage_nodes(), self._reader(question), time.perf_counter_ns()
+        holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
-            holders = await self._index.holders(roots)
+            for first in range(0, len(keys), _EACH_AT_ONCE):
+                async with self._turns.turn(question.namespace.tenant):
+                    part = records(keys, first, min(_EACH_AT_ONCE, len(keys) - first), unchained=True)
+                    holders += await self._index.holders(part)
         there, ranges = readable_each(holders, live, keys, reader)
         if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the picture was taken
             await self._picture.refresh()

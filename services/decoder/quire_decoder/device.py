@@ -18,6 +18,7 @@ from quire.telemetry import background
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels, VaeRunner
+from quire_server.core.fair_queue import FairQueue
 
 Latent = npt.NDArray[np.float32]
 _Kind = tuple[Any, ...]
@@ -28,6 +29,7 @@ _KINDS_MAX: Final = 256
 class _Waiting:
     latent: Latent
     info: LatentInfo
+    tenant: str
     done: asyncio.Future[tuple[Pixels, float]]
 
     @property
@@ -43,7 +45,7 @@ class Device:
         self._clock = clock
         self._batch_max = batch_max
         self._thread = ThreadPoolExecutor(1, "device")
-        self._queue: list[_Waiting] = []
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._sizes: OrderedDict[_Kind, BatchSizes] = OrderedDict()
         self._worker: asyncio.Task[None] | None = None
         self._running = 0
@@ -54,20 +56,19 @@ class Device:
         """Latents that wait or are being decoded."""
         return len(self._queue) + self._running
 
-    async def decode(self, latent: Latent, info: LatentInfo) -> tuple[Pixels, float]:
+    async def decode(self, latent: Latent, info: LatentInfo, tenant: str = "") -> tuple[Pixels, float]:
         """The pixels, and the seconds of the device that they took. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
 
-        A request that is cancelled while it waits takes no time of the device.
+        Tenants take turns. A request that is cancelled while it waits takes no time of the device.
         """
-        waiting = _Waiting(latent, info, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        waiting = _Waiting(latent, info, tenant, asyncio.get_running_loop().create_future())
+        self._queue.add(tenant, waiting)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), context=background())
         try:
             return await waiting.done
         finally:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
+            self._queue.remove(tenant, waiting)
 
     async def encode(self, pixels: Pixels, weights_sha256: str) -> Latent:
         """The latent of a picture, between two batches. Raises `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
@@ -80,7 +81,7 @@ class Device:
 
     async def _work(self) -> None:
         try:
-            while self._queue:
+            while len(self._queue):
                 batch = self._take()
                 self._running = len(batch)
                 await self._run(batch)
@@ -89,12 +90,11 @@ class Device:
             self._worker, self._running = None, 0
 
     def _take(self) -> list[_Waiting]:
-        """The oldest, and others of its kind."""
-        kind = self._queue[0].kind
-        alike = [each for each in self._queue if each.kind == kind]
-        batch = alike[: self._sizes_of(kind).next_size(len(alike))]
-        self._queue = [each for each in self._queue if each not in batch]
-        return batch
+        """Take the next latent in turn, and others of its kind."""
+        first = self._queue.take()
+        alike = 1 + self._queue.count(lambda each: each.kind == first.kind)
+        more = self._sizes_of(first.kind).next_size(alike) - 1
+        return [first, *self._queue.take_alike(lambda each: each.kind == first.kind, more)]
 
     async def _run(self, batch: list[_Waiting]) -> None:
         sizes, loop = self._sizes_of(batch[0].kind), asyncio.get_running_loop()

@@ -6,51 +6,14 @@ In each lane tenants take turns. The processes have the lower priority, so that 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from quire.model.errors import ResourceExhausted
 from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.fair_queue import FairQueue
 from quire_decoder.ports import EncoderProcess, PixelEncoder, Pixels
-
-
-class FairTurns:
-    """So many at a time; of those that wait tenants take turns."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    @contextlib.asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        if self._free:
-            self._free -= 1
-        else:
-            mine = asyncio.get_running_loop().create_future()
-            self._queue.add(tenant, mine)
-            try:
-                await mine
-            except asyncio.CancelledError:
-                if not self._queue.remove(tenant, mine):
-                    self._pass_on()  # the turn came at that moment
-                raise
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        if len(self._queue):
-            self._queue.take().set_result(None)
-        else:
-            self._free += 1
+from quire_server.turns import FairTurns
 
 
 class EncodingLanes:

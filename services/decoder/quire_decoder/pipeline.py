@@ -19,6 +19,7 @@ from quire_decoder.core.form_cache import Costs
 from quire_decoder.device import Device
 from quire_decoder.lanes import EncodingLanes
 from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
+from quire_server.turns import FairTurns
 
 Result = TypeVar("Result")
 LOSSLESS = Rendering("png")
@@ -27,7 +28,8 @@ Stages = dict[str, int]
 
 
 class Pipeline:
-    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
+    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time, in turns of
+    tenants.
 
     `costs` are told what fetching, decoding and encoding took.
     """
@@ -48,8 +50,8 @@ class Pipeline:
         self._encoder = encoder
         self._clock = clock
         self._costs = costs
-        self._fetching = asyncio.Semaphore(config.fetches_max)
-        self._unpacked = asyncio.Semaphore(2 * config.batch_max + config.threads)
+        self._fetching = FairTurns(config.fetches_max)
+        self._unpacked = FairTurns(2 * config.batch_max + config.threads)
         self._threads = ThreadPoolExecutor(config.threads, "decoder")
         self._lanes = EncodingLanes(config, encoder, make_encoder_process)
         self._fetches: set[asyncio.Task[bytes]] = set()
@@ -65,13 +67,13 @@ class Pipeline:
         self._lanes.close()
         self.device.close()
 
-    async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
+    async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
         """The record, verified. Raises `NoStorageNode` where storage does not give it: nothing has been written for the
         caller then; and `ChunkMissing`, `CorruptData`.
         """
         started = self._clock.monotonic_s()
         try:
-            record = await timed(stages, "fetch", self._fetched(entry, leased))
+            record = await timed(stages, "fetch", self._fetched(entry, leased, tenant))
         except TimeoutError:
             raise NoStorageNode(f"no record within {self._config.fetch_timeout_s} s") from None
         except (Unavailable, DeadlineExceeded) as error:
@@ -84,9 +86,11 @@ class Pipeline:
         """Before anything is kept or shown. Raises `CorruptData` for another record than the entry's."""
         await self.in_thread(check_record, record, entry)
 
-    async def decode(self, entry: ImageEntry, record: bytes, stages: Stages) -> Pixels:
+    async def decode(self, entry: ImageEntry, record: bytes, stages: Stages, tenant: str) -> Pixels:
         """Pixels of a verified record, (height, width, 3) uint8. Raises `CorruptData`, `NotImplementedHere`."""
-        async with self._unpacked:  # so that what waits for the device is bounded, and not in its large form
+        async with self._unpacked.turn(
+            tenant
+        ):  # so that what waits for the device is bounded, and not in its large form
             values, info = await timed(stages, "decompress", self.in_thread(decode_record, record))
             if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
                 raise CorruptData("the record is another than the catalogue says")
@@ -97,7 +101,7 @@ class Pipeline:
             latent = await self.in_thread(denormalised, values, info)
             started = self._clock.monotonic_s()
             with tracer().start_as_current_span(names.DECODER_STAGES + "decode") as span:
-                pixels, decode_s = await self.device.decode(latent, info)
+                pixels, decode_s = await self.device.decode(latent, info, tenant)
                 span.set_attribute("quire.device_us", int(decode_s * 1e6))
         spent_s = self._clock.monotonic_s() - started
         stages["decode"] = int(decode_s * 1e6)
@@ -130,9 +134,9 @@ class Pipeline:
         if pixels.shape != (entry.height, entry.width, 3):
             raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
 
-    async def _fetched(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
+    async def _fetched(self, entry: ImageEntry, leased: LeasedRecord, tenant: str) -> bytes:
         """Goes on where it is wanted no more: memory that a node was told of is free again when the node has ended."""
-        task = asyncio.create_task(self._fetch(entry, leased))
+        task = asyncio.create_task(self._fetch(entry, leased, tenant))
         self._fetches.add(task)
         task.add_done_callback(self._fetch_ended)
         return await asyncio.shield(task)
@@ -142,8 +146,8 @@ class Pipeline:
         if not task.cancelled():
             task.exception()  # seen: it need not be awaited
 
-    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
-        async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, tenant: str) -> bytes:
+        async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching.turn(tenant):
             if self._config.fetch_delay_ms:  # as if the store were further away
                 await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
             return await self._records.fetch(entry, leased)

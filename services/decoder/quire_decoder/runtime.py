@@ -314,16 +314,16 @@ class Decoder:
         source = "latent"
         if record is None:
             source = "miss"
-            record = await self._fetch(entry, leased, stages)
+            record = await self._fetch(entry, leased, stages, tenant)
             self._cache.keep_latent(entry, record)
-        made = _Made(await self._pipeline.decode(entry, record, stages), source)
+        made = _Made(await self._pipeline.decode(entry, record, stages, tenant), source)
         if self._cache.wants_image(entry):
             self._keeping.begin(entry, made.pixels, "", tenant)
         return made
 
-    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
         self._fetched += 1
-        return await self._pipeline.fetch(entry, leased, stages)
+        return await self._pipeline.fetch(entry, leased, stages, tenant)
 
     async def _make_for(
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
@@ -333,8 +333,8 @@ class Decoder:
         if kind == "image" and record is not None:
             return record
         fetched = record is None
-        record = record if record is not None else await self._fetch(entry, leased, stages)
-        made = _Made(await self._pipeline.decode(entry, record, stages), "latent" if kind else "miss")
+        record = record if record is not None else await self._fetch(entry, leased, stages, tenant)
+        made = _Made(await self._pipeline.decode(entry, record, stages, tenant), "latent" if kind else "miss")
         if kind == "promote":
             self._keeping.begin(entry, made.pixels, owner_address, tenant)
         if fetched:

@@ -19,9 +19,9 @@ from quire.model.nodes import Node
 from quire.telemetry import background, logger
 from quire.transport import ucx_address
 from quire_gateway.admission import Principal
-from quire_gateway.core.shares import SharedBound
 from quire_server import tasks
 from quire_server.clock import Clock
+from quire_server.core.shares import SharedBound
 
 PROOF_MS: Final = 3_600_000
 _CHALLENGE_MS: Final = 60_000

@@ -22,13 +22,14 @@ from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import Peer, Stalled
+from quire_server.core.shares import SharedBound
 from quire_storage.config import StorageConfig
 from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
 from quire_storage.object_store import ObjectStore
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.registry import Registry
 from quire_storage.tiers import Pinned, Tiers
-from quire_storage.transfers import Transfers
+from quire_storage.transfers import RETRY_S, Transfers
 
 _DEATH_SEEN_S = 60.0
 _SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
@@ -59,7 +60,7 @@ class Deliveries:
         self._index = index
         self._spawn = spawn
         self._on_read = on_read
-        self._delivering = 0
+        self._room = SharedBound(config.deliveries_max)
         self.running: dict[str, Delivery] = {}
         self.delivered_bytes = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
@@ -76,10 +77,13 @@ class Deliveries:
         Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
         """
         keys = self._keys_of(call)
-        if self._delivering >= self._config.deliveries_max:
-            raise TooManyRequests(f"{self._delivering} deliveries are running; retry later")
-        self._transfers.begin((call.delivery_id, call.node_index), "delivery")
-        self._delivering += 1
+        if not self._room.take(call.tenant.tenant):
+            raise TooManyRequests(f"{self._room.taken} deliveries are running; retry later", retry_after_s=RETRY_S)
+        try:
+            self._transfers.begin((call.delivery_id, call.node_index), "delivery")
+        except QuireError:
+            self._room.give_back(call.tenant.tenant)
+            raise
         async for event in self._deliver(call, keys):
             yield event
 
@@ -157,7 +161,7 @@ class Deliveries:
             await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
 
     def _ended(self, call: DeliverCall) -> None:
-        self._delivering -= 1
+        self._room.give_back(call.tenant.tenant)
         self._transfers.end((call.delivery_id, call.node_index))
 
     async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:

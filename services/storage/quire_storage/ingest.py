@@ -60,6 +60,7 @@ class IngestCall:
     on_existing: OnExisting
     source_complete: bool = False
     until_s: float = math.inf
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):

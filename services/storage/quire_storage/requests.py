@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
+from quire_server.core.shares import SharedBound
 from quire_storage.config import StorageConfig
 from quire_storage.core.pool_format import pack_header
 from quire_storage.hot_copies import HotCopies
@@ -20,11 +21,11 @@ from quire_storage.registry import Registry
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
-from quire_storage.transfers import Transfers
+from quire_storage.transfers import RETRY_S, Transfers
 
 
 class Requests:
-    """Every method is one request. `ingests`: how many stores run now."""
+    """Every method is one request."""
 
     def __init__(
         self,
@@ -46,19 +47,27 @@ class Requests:
         self._replicator = replicator
         self._hot_copies = hot_copies
         self._spawn = spawn
-        self.ingests = 0
+        self._ingests = SharedBound(config.ingests_max)
+
+    @property
+    def ingests(self) -> int:
+        """Stores that are running."""
+        return self._ingests.taken
 
     async def ingest(self, call: IngestCall) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
         self._stores.check_level(call.durability)
-        if self.ingests >= self._config.ingests_max:
-            raise TooManyRequests(f"{self.ingests} stores are running; retry later")
+        if not self._ingests.take(call.tenant):
+            raise TooManyRequests(f"{self.ingests} stores are running; retry later", retry_after_s=RETRY_S)
         name = (call.store_id, call.node_index)
-        self._transfers.begin(name, "store")
+        try:
+            self._transfers.begin(name, "store")
+        except QuireError:
+            self._ingests.give_back(call.tenant)
+            raise
         self._transfers.stop_by(name, lambda: self._stores.abandon(call.store_id))
-        self.ingests += 1
         task = self._spawn(self._stores.ingest(call), traced=True)
-        task.add_done_callback(self._ingested)
+        task.add_done_callback(lambda ended: self._ingested(ended, call.tenant))
         task.add_done_callback(lambda _: self._transfers.end(name))
         try:
             # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
@@ -68,8 +77,8 @@ class Requests:
                 self._stores.abandon(call.store_id)
             raise
 
-    def _ingested(self, task: asyncio.Task[Any]) -> None:
-        self.ingests -= 1
+    def _ingested(self, task: asyncio.Task[Any], tenant: str) -> None:
+        self._ingests.give_back(tenant)
         if not task.cancelled():
             task.exception()  # seen: the caller may be gone
 

@@ -87,8 +87,9 @@ class StorageServicer(StorageServiceServicer):
                     yield pb.DeliverResponse(layer=arrived)
 
     async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
-        _, permitted_s = self._permits.check_transfer(request)
+        tenant, permitted_s = self._permits.check_transfer(request)
         call = IngestCall(
+            tenant=tenant,
             until_s=self._clock.monotonic_s() + permitted_s,
             layout=convert.layout_from(request.layout),
             records=[convert.record_from(chunk, request.namespace_digest) for chunk in request.chunks],

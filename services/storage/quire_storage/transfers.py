@@ -10,12 +10,16 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.model.errors import PeerLost, TransferRunning
 from quire_storage.ports import Clock
 
 TransferName = tuple[bytes, int]
 """A transfer's id, and which of its nodes this is."""
+
+RETRY_S: Final = 0.1
+"""Time after which a transfer that was refused for lack of room may be repeated."""
 
 
 @dataclass(slots=True)

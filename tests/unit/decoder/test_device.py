@@ -147,6 +147,22 @@ async def test_one_that_gives_up_takes_no_time() -> None:
     device.close()
 
 
+async def test_tenants_take_turns() -> None:
+    """Behind forty latents of another tenant one waits for one of them, not for all; kinds do not change that."""
+    runner, order = Runner(), list[str]()
+    device = _device(runner, batch_max=1)
+
+    async def decode(tenant: str, value: int) -> None:
+        await device.decode(_latent(value), INFO, tenant)
+        order.append(tenant)
+
+    greedy = [asyncio.create_task(decode("greedy", number)) for number in range(40)]
+    await asyncio.sleep(0)
+    await asyncio.gather(decode("modest", 1), decode("other", 1), *greedy)
+    assert order.index("modest") <= 2 and order.index("other") <= 3, order
+    device.close()
+
+
 def test_sizes() -> None:
     sizes = BatchSizes(8)
     assert sizes.next_size(1) == 1

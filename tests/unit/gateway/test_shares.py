@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from quire_gateway.core.shares import SharedBound
+from quire_server.core.shares import SharedBound
 
 
 def _greedy(bound: SharedBound, tenant: str) -> int:

@@ -229,8 +229,8 @@ def test_chunks_that_are_left_out_are_noticed() -> None:
 
 def test_unsigned_chunks_with_a_trailer() -> None:
     decoding = AwsChunked("STREAMING-UNSIGNED-PAYLOAD-TRAILER", None)
-    body = b"5\r\nhello\r\n1\r\n!\r\n0\r\nx-amz-checksum-crc32:abc=\r\n\r\n"
-    assert b"".join(map(bytes, decoding.feed(body))) == b"hello!"
+    body = b"2000\r\n" + b"h" * 8192 + b"\r\n1\r\n!\r\n0\r\nx-amz-checksum-crc32:abc=\r\n\r\n"
+    assert b"".join(map(bytes, decoding.feed(body))) == b"h" * 8192 + b"!"
     decoding.finish()
     assert decoding.trailers == {"x-amz-checksum-crc32": "abc="}
     for bad in (
@@ -249,3 +249,12 @@ def test_unsigned_chunks_with_a_trailer() -> None:
     with pytest.raises(S3Error) as failed:
         AwsChunked("STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD", None)
     assert failed.value.code == "NotImplemented"
+
+
+def test_only_the_last_chunk_may_be_small() -> None:
+    """As AWS has it: a body in chunks of one byte cost hundreds of times its size."""
+    decoding = AwsChunked("STREAMING-UNSIGNED-PAYLOAD-TRAILER", None)
+    with pytest.raises(S3Error) as failed:
+        list(decoding.feed(b"1\r\nX\r\n" * 2))
+    assert failed.value.code == "InvalidChunkSizeError"
+    assert decoding.decoded_bytes == 1

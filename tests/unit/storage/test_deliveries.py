@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import TooManyRequests, TransferRunning
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
+from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
@@ -104,7 +106,26 @@ async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Ti
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert not deliveries._delivering, "one that is given up makes room"
+    assert not deliveries._room.taken, "one that is given up makes room"
+
+
+async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Tiers]) -> None:
+    deliveries, _ = node
+
+    def of(tenant: str, number: int) -> DeliverCall:
+        return replace(_call(number), tenant=TenantPolicy(tenant))
+
+    waiting = [asyncio.create_task(_first(deliveries.deliver(of("greedy", 0))))]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests) as refused:
+        await anext(deliveries.deliver(of("greedy", 1)))
+    assert refused.value.retry_after_s
+    waiting.append(asyncio.create_task(_first(deliveries.deliver(of("modest", 2)))))
+    await asyncio.sleep(0)
+    assert deliveries._room.taken == 2
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries, _Tiers]) -> None:

@@ -23,6 +23,8 @@ MODES: Final = (
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
     "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
 )
+CHUNK_BYTES_MIN: Final = 8192
+"""As AWS has it: tiny chunks would cost the gateway many times their bytes."""
 _LINE_BYTES_MAX: Final = 4096
 _TRAILER_BYTES_MAX: Final = 16 << 10
 _HEADER: Final = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{64}))?")
@@ -50,6 +52,7 @@ class AwsChunked:
         self._previous = signing.claim.signature if signing is not None else ""
         self._line = bytearray()
         self._left = 0
+        self._chunk_bytes = 0  # of the chunk that was begun last
         self._state = "header"
         self._hash = hashlib.sha256()
         self._signature = ""
@@ -109,7 +112,10 @@ class AwsChunked:
         matched = _HEADER.fullmatch(line)
         if matched is None or (matched[2] is None) == self._signed:
             raise S3Error("InvalidRequest", "A chunk's header is not SIZE;chunk-signature=HEX, or SIZE if unsigned")
-        self._left = int(matched[1], 16)
+        if 0 < self._chunk_bytes < CHUNK_BYTES_MIN and int(matched[1], 16):
+            why = f"Only the last chunk is allowed to have a size less than {CHUNK_BYTES_MIN} bytes"
+            raise S3Error("InvalidChunkSizeError", why)
+        self._left = self._chunk_bytes = int(matched[1], 16)
         self._signature = (matched[2] or b"").decode()
         self._hash = hashlib.sha256()
         self._state = "data" if self._left else "trailer"

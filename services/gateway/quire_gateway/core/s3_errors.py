@@ -23,6 +23,7 @@ STATUS: Final[Mapping[str, int]] = {
     "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
     "InvalidBucketName": 400,
+    "InvalidChunkSizeError": 403,
     "InvalidDigest": 400,
     "InvalidPart": 400,
     "InvalidPartOrder": 400,

@@ -31,11 +31,11 @@ from quire.wire.status import status_of, trailers_of
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
-from quire_gateway.core.shares import SharedBound
 from quire_gateway.errors import RequestsExhausted, SessionsExhausted
 from quire_gateway.revocation import revoked_error
 from quire_gateway.touching import touching
 from quire_server.clock import Clock
+from quire_server.core.shares import SharedBound
 from quire_server.grpc_server import Served
 
 _KEPT_MAX: Final = 512

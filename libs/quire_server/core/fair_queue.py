@@ -1,8 +1,9 @@
-"""Who is next: tenants take turns, and of one tenant the oldest."""
+"""A queue in which tenants take turns; items of one tenant are first in, first out. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -29,6 +30,24 @@ class FairQueue(Generic[Item]):
         if items:
             self._waiting[tenant] = items
         return item
+
+    def count(self, matches: Callable[[Item], bool]) -> int:
+        """Return how many items match."""
+        return sum(1 for items in self._waiting.values() for item in items if matches(item))
+
+    def take_alike(self, matches: Callable[[Item], bool], most: int) -> list[Item]:
+        """Take up to `most` items that match, in turns of the tenants that have some. Others keep their places."""
+        taken: list[Item] = []
+        tenants = deque(self._waiting)
+        while tenants and len(taken) < most:
+            tenant = tenants.popleft()
+            item = next(filter(matches, self._waiting[tenant]), None)
+            if item is not None:
+                self.remove(tenant, item)
+                taken.append(item)
+                if tenant in self._waiting:
+                    tenants.append(tenant)
+        return taken
 
     def remove(self, tenant: str, item: Item) -> bool:
         """Whether it waited."""

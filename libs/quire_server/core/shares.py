@@ -1,4 +1,4 @@
-"""Bounds of a gateway that tenants share. Pure."""
+"""Bounds that tenants share. Pure."""
 
 from __future__ import annotations
 
