@@ -35,7 +35,6 @@ _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _ROUNDS: Final = 50
 _OPTIONS: Final[list[tuple[str, int]]] = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
 ]
@@ -62,13 +61,14 @@ class Server:
         public: bool = False,
         callers: Sequence[str] = (*SERVICES, OPERATOR),
         connection_age_s: float = 0.0,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
         secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
         edge = _EdgeInterceptor(services, callers if tls is not None and not public else (), authenticate)
-        options = list(_OPTIONS)
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)]
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
         self.grpc = grpc.aio.server(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from quire import PROTOCOL_VERSION
 from quire.client.reachability import Reachability
@@ -84,6 +84,9 @@ from quire_server.redis import (
 )
 from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_tls, run_service, serve_member
+
+_MESSAGE_BYTES_MAX: Final = 8 << 20
+"""Of a client's request: 65,536 keys are 2 MiB, and as many tokens as may be sent 5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,30 +171,20 @@ def _listeners(
         addresses=boundary.addresses,
         clock=clock,
     )
-    requests_max = config.requests_max + config.sessions_max
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
-    members = Server(
-        config.listen,
-        service,
-        requests_max=requests_max,
-        tls=tls,
+    public = partial(
+        Server,
+        requests_max=config.requests_max + config.sessions_max,
         connection_age_s=config.connection_age_s,
-        secrets=config.secrets,
+        message_bytes_max=_MESSAGE_BYTES_MAX,
         authenticate=admission.caller,
     )
+    members = public(config.listen, service, tls=tls, secrets=config.secrets)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
     others = []
     if config.tls_listen:
         shown = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
-        clients = Server(
-            config.tls_listen,
-            service,
-            requests_max=requests_max,
-            tls=shown,
-            public=True,
-            connection_age_s=config.connection_age_s,
-            authenticate=admission.caller,
-        )
+        clients = public(config.tls_listen, service, tls=shown, public=True)
         add_GatewayServiceServicer_to_server(servicer, clients.grpc)
         others.append(clients)
     if config.admin_listen:

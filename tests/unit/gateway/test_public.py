@@ -128,7 +128,7 @@ async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.Monkey
         seen.append(threading.current_thread())
         return block_keys(namespace, tokens)
 
-    monkeypatch.setattr(public, "block_keys", hashed)
+    monkeypatch.setattr("quire_gateway.token_hashing.block_keys", hashed)
     servicer = _servicer(FakeClock())
     namespace = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
     request = gateway_pb2.LookupRequest(namespace=convert.namespace_to(namespace), tokens=range(64))

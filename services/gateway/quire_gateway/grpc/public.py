@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from quire.model.errors import InvalidRequest
-from quire.model.hashing import block_keys, tenant_name
+from quire.model.hashing import tenant_name
 from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
@@ -34,6 +33,7 @@ from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import LayerArrived
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_gateway.token_hashing import TokenHashing
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice
 from quire_server.lookups import Found, Lookups, Question
@@ -75,6 +75,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._derivation = derivation
         self._addresses = addresses
         self._clock = clock
+        self._hashing = TokenHashing()
         self._leases = LeaseSigner(*config.secrets)
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
 
@@ -294,8 +295,8 @@ class GatewayServicer(GatewayServiceServicer):
         namespace = convert.namespace_from(request.namespace)
         if request.tokens and request.chunk_keys:
             raise InvalidRequest("give either keys or tokens", field="chunk_keys")
-        if request.tokens:  # hashing takes a second per MiB: not on the loop
-            keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
+        if request.tokens:
+            keys = await self._hashing.keys(namespace, request.tokens)
         else:
             keys = ChunkKeys(request.chunk_keys)
         return Question(
