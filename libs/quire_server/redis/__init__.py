@@ -13,6 +13,7 @@ from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import Policies
 from quire_server.redis.probe import RedisProbe
+from quire_server.redis.retained import RetainedBytes
 
 __all__ = [
     "AccessKeys",
@@ -26,6 +27,7 @@ __all__ = [
     "RedisCapacity",
     "RedisLeaderLease",
     "RedisProbe",
+    "RetainedBytes",
     "connect",
     "key_secret",
 ]

@@ -79,6 +79,7 @@ from quire_server.redis import (
     Policies,
     PrefixIndex,
     RedisProbe,
+    RetainedBytes,
     connect,
     key_secret,
 )
@@ -213,6 +214,11 @@ def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Loo
     return view, Lookups(settings=settings, index=index, picture=view, profiles=profiles, clock=clock)
 
 
+def _retention(config: GatewayConfig, redis: Any, view: View, clock: Clock) -> Retention:
+    index, retained = PrefixIndex(redis), RetainedBytes(redis)
+    return Retention(index, clock, config.retention_s_max, policy=view.policy, retained=retained)
+
+
 def _image_gateway(
     config: GatewayConfig, channels: ChannelPool, redis: Any, owners: ImageOwners, decoders: GrpcDecoders, clock: Clock
 ) -> ImageGateway:
@@ -345,7 +351,7 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         admission=admission,
         lookups=lookups,
-        retention=Retention(PrefixIndex(redis), clock, config.retention_s_max),
+        retention=_retention(config, redis, view, clock),
         boundary=boundary,
         watching=watching,
         channels=channels,

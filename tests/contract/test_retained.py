@@ -1,0 +1,92 @@
+"""A tenant retains no more bytes than it may store. With a real Redis."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import redis.asyncio as redis
+
+from quire.model.errors import QuotaExceeded
+from quire.model.hashing import Namespace
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.model.policy import TenantPolicy
+from quire.testing.clock import FakeClock
+from quire_gateway.retention import Retention
+from quire_server.redis import PrefixIndex, RetainedBytes
+from quire_server.redis.retained import RETENTIONS_MAX
+
+LAYOUT = KvLayout(1, 16, 1, 64, Dtype.BF16)
+SPACE = Namespace("m", "1", LAYOUT, b"salt")
+LIMIT = 10 * LAYOUT.chunk_bytes
+
+
+def _keys(count: int) -> ChunkKeys:
+    return ChunkKeys(os.urandom(32 * count))
+
+
+async def _world(client: redis.Redis, limit: int = LIMIT) -> tuple[PrefixIndex, Retention, FakeClock]:
+    index, clock = PrefixIndex(client), FakeClock()
+    retained = RetainedBytes(client)
+    policy = TenantPolicy(stored_bytes_max=limit)
+    return index, Retention(index, clock, 1000, policy=lambda _: policy, retained=retained), clock
+
+
+async def _stored(index: PrefixIndex, count: int) -> ChunkKeys:
+    keys = _keys(count)
+    await index.register("a", records(keys, 0, count), 0)
+    return keys
+
+
+async def test_no_more_than_the_limit(any_redis: redis.Redis) -> None:
+    index, retention, clock = await _world(any_redis)
+    first, second = await _stored(index, 6), await _stored(index, 6)
+    assert (await retention.retain(SPACE, first, 60_000))[0] == 6
+    assert (await retention.retain(SPACE, first, 90_000))[0] == 6, "the same again, for longer"
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, second, 60_000)
+    assert (await retention.retain(SPACE, second.run(0, 4), 60_000))[0] == 4
+    await clock.advance(95)
+    assert (await retention.retain(SPACE, second, 60_000))[0] == 6, "the first one is over"
+    await retention.end(SPACE, second)
+    assert (await retention.retain(SPACE, first, 60_000))[0] == 6
+
+
+async def test_a_longer_prefix_takes_the_place_of_its_beginning(any_redis: redis.Redis) -> None:
+    """A conversation that is retained turn by turn counts once."""
+    index, retention, _ = await _world(any_redis)
+    keys = await _stored(index, 10)
+    for chunks in range(1, 11):
+        assert (await retention.retain(SPACE, keys.run(0, chunks), 60_000 + chunks))[0] == chunks
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, await _stored(index, 1), 60_000)
+
+
+async def test_a_beginning_that_is_retained_for_longer_counts_too(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys = await _stored(index, 8)
+    await retention.retain(SPACE, keys.run(0, 4), 90_000)
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, keys, 60_000)
+
+
+async def test_tenants_without_limits_are_not_counted(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis, limit=0)
+    keys = await _stored(index, 6)
+    for _ in range(3):
+        await retention.retain(SPACE, keys, 60_000)
+    assert not [name async for name in any_redis.scan_iter("quire:retained:*")]
+
+
+async def test_retentions_are_bounded(any_redis: redis.Redis) -> None:
+    """And nothing is left once the last one is over."""
+    retained = RetainedBytes(any_redis)
+    seconds, micros = await any_redis.time()
+    now_ms = seconds * 1000 + micros // 1000
+    for number in range(3):
+        assert await retained.reserve("t", [bytes([number]) * 32], 1, now_ms + 60_000, now_ms, 1 << 40) == number + 1
+    assert RETENTIONS_MAX > 3
+    assert await retained.reserve("t", [b"x" * 32], 1, now_ms + 1, now_ms + 120_000, 1 << 40) == 1
+    assert await any_redis.hlen("quire:retained:t") in (0, 1)
