@@ -75,6 +75,11 @@ class AccessKey:
     generation: int = 1
     read_only: bool = False
     rdma: bool = False
+    expires_ms: int = 0
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether the key is no longer valid at a time (milliseconds since the Unix epoch)."""
+        return bool(self.expires_ms) and now_ms >= self.expires_ms
 
 
 class AccessKeys:
@@ -89,9 +94,15 @@ class AccessKeys:
         self._secrets = secrets
 
     async def create(
-        self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
+        self,
+        tenant: str,
+        grants: tuple[Grant, ...] = (),
+        *,
+        read_only: bool = False,
+        rdma: bool = False,
+        expires_ms: int = 0,
     ) -> AccessKey:
-        """Make and store a key.
+        """Make and store a key. `expires_ms`: milliseconds since the Unix epoch; 0 for a key without an end.
 
         Raises:
             InvalidRequest: The tenant's name or a grant is not valid.
@@ -103,7 +114,7 @@ class AccessKeys:
         for grant in grants:
             grant.check()
         name = "QK" + base64.b32encode(secrets.token_bytes(11)).decode().rstrip("=")
-        key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma)
+        key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma, expires_ms=expires_ms)
         await self._write(key)
         return key
 
@@ -162,7 +173,8 @@ class AccessKeys:
 
     async def _write(self, key: AccessKey) -> None:
         grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]
-        raw = cbor2.dumps([key.tenant, grants, key.generation, key.read_only, key.rdma])
+        fields = [key.tenant, grants, key.generation, key.read_only, key.rdma]
+        raw = cbor2.dumps([*fields, key.expires_ms] if key.expires_ms else fields)  # releases before 0.3 read five
         async with metadata_errors():
             await self._client.hset(_KEY, key.name, raw)
 
@@ -173,6 +185,6 @@ def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
 
 
 def _unpack(name: str, raw: bytes) -> AccessKey:
-    tenant, grants, generation, read_only, rdma = cbor2.loads(raw)
+    tenant, grants, generation, read_only, rdma, *expiry = cbor2.loads(raw)
     made = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
-    return AccessKey(name, tenant, made, generation, read_only, rdma)
+    return AccessKey(name, tenant, made, generation, read_only, rdma, expiry[0] if expiry else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -34,13 +35,18 @@ def create(
     grant: Annotated[list[str] | None, typer.Option(help=_GRANT_HELP)] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="own buckets too are only read")] = False,
     rdma: Annotated[bool, typer.Option("--rdma", help="may name memory for RDMA; only for clients you trust")] = False,
+    days: Annotated[float, typer.Option(help="until the key expires; 0: never", min=0)] = 0.0,
     folder: Folder = _FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
     made = tuple(parse_grant(text) for text in grant or [])
+    expires_ms = round((time.time() + days * 86_400) * 1000) if days else 0
     key, secret, salt = _run(
-        folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only, rdma=rdma))
+        folder,
+        lambda keys: _with_secret(
+            keys, keys.create(tenant, made, read_only=read_only, rdma=rdma, expires_ms=expires_ms)
+        ),
     )
     _print_key(key, secret, salt, as_json=as_json)
 
@@ -110,16 +116,23 @@ def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
                 "read_only": key.read_only,
                 "grants": _grants(key),
                 "generation": key.generation,
+                "expires_ms": key.expires_ms,
             }
             for key in found
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table("key", "tenant", "own buckets", "grants", "generation")
+    table = Table("key", "tenant", "own buckets", "grants", "generation", "expires")
     for key in found:
         grants = ", ".join(_grants(key))
-        table.add_row(key.name, key.tenant, "read" if key.read_only else "all", grants or "–", str(key.generation))
+        table.add_row(
+            key.name, key.tenant, "read" if key.read_only else "all", grants or "–", str(key.generation), _day(key)
+        )
     console.print(table)
+
+
+def _day(key: AccessKey) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(key.expires_ms / 1000)) if key.expires_ms else "–"
 
 
 def _grants(key: AccessKey) -> list[str]:

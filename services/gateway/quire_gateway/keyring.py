@@ -22,14 +22,17 @@ class KeyRing:
         self.secrets, self.salts = keys.secrets, keys.salts
 
     async def get(self, name: str) -> AccessKey | None:
-        """Read a key, at most a second old: for that long a deleted key still opens."""
+        """Read a valid key, at most a second old: for that long a deleted key is accepted. None for an expired one."""
         now_s = self._clock.monotonic_s()
         until_s, key = self._known.get(name, (0.0, None))
         if until_s > now_s:
-            return key
+            return self._valid(key)
         key = await self._keys.get(name)
         self._known[name] = (now_s + _REMEMBERED_S, key)
         self._known.move_to_end(name)
         if len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
-        return key
+        return self._valid(key)
+
+    def _valid(self, key: AccessKey | None) -> AccessKey | None:
+        return None if key is None or key.expired(self._clock.now_ms()) else key

@@ -1,4 +1,4 @@
-"""Notices that an access key in use was revoked: deleted, rotated or restricted."""
+"""Notices that an access key in use was revoked (deleted, rotated or restricted) or has expired."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Revocations:
 
 def revoked_error() -> Unauthenticated:
     """The error of requests of a revoked key."""
-    return Unauthenticated("this access key was deleted, rotated or restricted", field=AUTHORIZATION)
+    return Unauthenticated("this access key was deleted, rotated or restricted, or has expired", field=AUTHORIZATION)
 
 
 def _is_revoked(key: AccessKey, current: AccessKey | None) -> bool:
