@@ -267,6 +267,21 @@ async def test_a_bucket_goes_with_its_unfinished_uploads(scene: Scene) -> None:
     assert await scene.backend.uploads() == []
 
 
+async def test_stale_uploads_are_aborted(scene: Scene) -> None:
+    """After seven days, and looked for once an hour; an upload that goes on is left alone."""
+    await _upload(scene, "stale", {1: b"a" * PART})
+    scene.backends._upload_s = 7 * 86_400.0
+    await scene.clock.advance(6 * 86_400)
+    fresh, _ = await _upload(scene, "fresh", {1: b"b" * PART})
+    await scene.backends.sweep()
+    assert len(await scene.backend.uploads()) == 2
+    await scene.clock.advance(1.1 * 86_400)
+    await scene.backends.sweep()
+    assert [each.upload_id for each in await scene.backend.uploads()] == [fresh]
+    await scene.later()
+    assert scene.files() == 1, "the parts of the stale one are gone"
+
+
 async def test_two_completes_with_other_parts(scene: Scene) -> None:
     upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
     done = await asyncio.gather(

@@ -242,6 +242,13 @@ def test_conditions_and_multipart(place: Place) -> None:
     _refused(client.complete_multipart_upload, "InvalidPartOrder", **upload, MultipartUpload={"Parts": parts[::-1]})
     assert [part["PartNumber"] for part in client.list_parts(**upload)["Parts"]] == [1, 2]
     assert len(client.list_multipart_uploads(Bucket="conditions")["Uploads"]) == 1
+    others = [client.create_multipart_upload(Bucket="conditions", Key=f"more/{at // 2}")["UploadId"] for at in range(5)]
+    listing, by_two = client.get_paginator("list_multipart_uploads"), {"PageSize": 2}
+    pages = listing.paginate(Bucket="conditions", Prefix="more/", PaginationConfig=by_two)
+    listed = [each for page in pages for each in page["Uploads"]]
+    assert {each["UploadId"] for each in listed} == set(others) and len(listed) == 5
+    for each in listed:
+        client.abort_multipart_upload(Bucket="conditions", Key=each["Key"], UploadId=each["UploadId"])
     client.upload_part_copy(
         **upload, PartNumber=3, CopySource={"Bucket": "many", "Key": _many()[0]}, CopySourceRange="bytes=0-0"
     )

@@ -171,6 +171,9 @@ class MemoryBuckets:
     async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
         return self._of(tenant, bucket).uploads.get(upload_id)
 
+    async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
+        return [each.upload_id for each in await self.uploads(tenant, bucket) if each.started_s < before_s]
+
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
         return sorted(self._of(tenant, bucket).uploads.values(), key=lambda each: (each.key, each.started_s))
 

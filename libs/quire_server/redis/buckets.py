@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import cbor2
 import redis.asyncio as redis
@@ -336,6 +336,16 @@ class Buckets:
             uploads.append(Upload(key, upload_id.decode(), started_s, headers, metadata))
         return sorted(uploads, key=lambda each: (each.key, each.started_s))
 
+    async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
+        """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
+        stale = []
+        async with metadata_errors():
+            async for upload_id, raw in self._client.hscan_iter(_of(tenant, bucket, "uploads"), count=_UPLOADS_AT_ONCE):
+                _, started_s, *_ = cbor2.loads(raw)
+                if started_s < before_s:
+                    stale.append(upload_id.decode())
+        return stale
+
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
         keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage", "objects", "stored")]
@@ -392,6 +402,7 @@ class Buckets:
                 await self._client.srem(_PLACES, f"{tenant}/{bucket}")
 
 
+_UPLOADS_AT_ONCE: Final = 100
 _PLACES = "quire:s3:places"
 
 

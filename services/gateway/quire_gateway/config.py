@@ -34,6 +34,7 @@ class GatewayConfig(MemberConfig):
     s3_tls_listen: str = setting("", "host:port of the S3 frontend over HTTPS; empty for none")
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
+    s3_upload_days: float = setting(7.0, "age at which unfinished multipart uploads are aborted; 0: never", minimum=0)
     s3_requests_max: int = setting(256, "S3 requests at the same time; more are told to slow down", minimum=1)
     tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")

@@ -126,7 +126,13 @@ def _s3_frontend(
     buckets = Buckets(redis)
     quotas = Quotas(policy=view.policy, objects=buckets, images=Images(redis), secrets=config.secrets)
     backends = Backends(
-        buckets=buckets, blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies, quotas=quotas
+        buckets=buckets,
+        blobs=blobs,
+        reserved=reserved,
+        clock=clock,
+        whole_bodies=whole_bodies,
+        quotas=quotas,
+        upload_s=config.s3_upload_days * 86_400,
     )
     rdma = RdmaRequests(
         backends=backends,

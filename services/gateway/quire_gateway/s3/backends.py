@@ -16,13 +16,15 @@ from quire_server.clock import Clock
 from quire_server.redis.access import SYSTEM_TENANT, Level
 
 _SWEEP_MAX: Final = 500
+_ABORTS_S: Final = 3600.0
 WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
 class Backends:
     """All buckets. `reserved`: by name, what makes a reserved bucket's backend for a tenant.
 
-    `whole_bodies`: a turn to hold one in memory. `quotas`: None for no limits.
+    `whole_bodies`: a turn to hold one in memory. `quotas`: None for no limits. `upload_s`: age in seconds at which an
+    unfinished multipart upload is aborted; 0 for never.
     """
 
     def __init__(
@@ -34,7 +36,10 @@ class Backends:
         clock: Clock,
         whole_bodies: asyncio.Semaphore,
         quotas: TenantQuotas | None = None,
+        upload_s: float = 0.0,
     ) -> None:
+        self._upload_s = upload_s
+        self._aborts_due_s = 0.0
         self.buckets = buckets
         self._blobs = blobs
         self.reserved = reserved
@@ -67,14 +72,27 @@ class Backends:
         return self._backend(tenant, bucket)
 
     async def sweep(self) -> int:
-        """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other."""
-        count = 0
+        """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other.
+
+        Once an hour stale uploads are aborted before.
+        """
+        count, now_s = 0, self.clock.now_ms() / 1e3
+        aborts = self._upload_s > 0 and now_s >= self._aborts_due_s
+        if aborts:
+            self._aborts_due_s = now_s + _ABORTS_S
         for tenant, bucket in await self.buckets.everywhere():
             try:
+                if aborts:
+                    await self._abort_stale(tenant, bucket, now_s - self._upload_s)
                 count += await self._sweep_one(tenant, bucket)
             except QuireError as error:
                 logger().warning("blobs could not be removed", tenant=tenant, bucket=bucket, error=str(error))
         return count
+
+    async def _abort_stale(self, tenant: str, bucket: str, before_s: float) -> None:
+        """As a lifecycle rule with AbortIncompleteMultipartUpload does in S3."""
+        for upload_id in await self.buckets.stale_uploads(tenant, bucket, before_s):
+            await self.buckets.abort(tenant, bucket, upload_id, self.clock.now_ms())
 
     async def _sweep_one(self, tenant: str, bucket: str) -> int:
         count = 0

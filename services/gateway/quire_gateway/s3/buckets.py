@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire.model.buckets import StoredObject
+from quire.model.buckets import StoredObject, Upload
 from quire.model.errors import QuireError
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
@@ -145,20 +145,29 @@ class BucketRequests:
         backend = self._backends.object_backend(call.caller, call.bucket, "", Level.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
+        after = call.query.get("key-marker", ""), call.query.get("upload-id-marker", "")
+        limit = min(call.number("max-uploads", _MAX_KEYS, 0, (1 << 31) - 1), _MAX_KEYS)
+        uploads = sorted(
+            (each for each in await backend.uploads() if each.key.startswith(prefix) and _is_after(each, *after)),
+            key=lambda each: (each.key, each.upload_id),
+        )
+        page, more = uploads[:limit], len(uploads) > limit
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
-            ("KeyMarker", ""),
-            ("UploadIdMarker", ""),
+            ("KeyMarker", xml.encoded(after[0], encoding)),
+            ("UploadIdMarker", after[1]),
             ("Prefix", xml.encoded(prefix, encoding)),
-            ("MaxUploads", _MAX_KEYS),
-            ("IsTruncated", "false"),
+            ("MaxUploads", limit),
+            ("IsTruncated", str(more).lower()),
         ]
+        if more and page:
+            children.append(("NextKeyMarker", xml.encoded(page[-1].key, encoding)))
+            children.append(("NextUploadIdMarker", page[-1].upload_id))
         if encoding:
             children.append(("EncodingType", encoding))
-        for upload in await backend.uploads():
-            if upload.key.startswith(prefix):
-                about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
-                children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
+        for upload in page:
+            about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
+            children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
         return xml_answer(xml.document("ListMultipartUploadsResult", children))
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
@@ -207,6 +216,11 @@ class _Asked:
         if self.encoding:
             children.append(("EncodingType", self.encoding))
         return children
+
+
+def _is_after(upload: Upload, key: str, upload_id: str) -> bool:
+    """Whether an upload comes behind the markers of ListMultipartUploads, the second of which is optional."""
+    return upload.key > key or (bool(upload_id) and upload.key == key and upload.upload_id > upload_id)
 
 
 def _asked(call: Call) -> _Asked:

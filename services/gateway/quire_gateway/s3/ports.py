@@ -86,6 +86,9 @@ class Buckets(Protocol):
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
         """In order of key and time."""
 
+    async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
+        """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
+
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
 
