@@ -20,10 +20,11 @@ from quire.model import errors
 from quire.telemetry import attach, counter, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
-from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls, name_of
+from quire.wire.tls import MEMBER_NAME, Tls, name_of
 from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
+from quire_server.roles import roles_of
 from quire_server.telemetry.metrics import readiness
 from quire_server.unauthenticated import SideServices, first_message
 
@@ -59,7 +60,6 @@ class Server:
         requests_max: int = 1024,
         tls: Tls | None = None,
         public: bool = False,
-        callers: Sequence[str] = (*SERVICES, OPERATOR),
         connection_age_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         secrets: Sequence[bytes] = (),
@@ -67,7 +67,7 @@ class Server:
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(services, callers if tls is not None and not public else (), authenticate)
+        edge = _EdgeInterceptor(services, authenticate, by_role=tls is not None and not public)
         options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)]
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
@@ -221,14 +221,15 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     def __init__(
         self,
         services: Sequence[str],
-        callers: Sequence[str],
-        authenticate: Callable[[Any], Awaitable[object]] | None = None,
+        authenticate: Callable[[Any], Awaitable[object]] | None,
+        *,
+        by_role: bool,
     ) -> None:
-        """`callers`: names of the members that may call; none where certificates are not asked for."""
+        """`by_role`: whether callers show member certificates, whose roles decide (`quire_server.roles`)."""
         self._authenticate = authenticate
         self._guarded = tuple(f"/{service}/" for service in services) if authenticate is not None else ()
         self._aside = SideServices(_abort)
-        self._callers = {name_of(caller).encode(): caller for caller in callers}
+        self._by_role = by_role
         self._unfit: set[str] = set()
         self._served = Served(services)
 
@@ -254,7 +255,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             streamed = self._stream(handler.unary_stream, method, carrier, guarded)
             new_handler = grpc.stream_stream_rpc_method_handler if guarded else grpc.unary_stream_rpc_method_handler
             handler = new_handler(streamed, *serializers)
-            return self._aside.bounded(handler, method) if method.startswith(_OF_ANY_MEMBER) else handler
+            return self._aside.bounded(handler, method) if _is_of_any_member(method) else handler
         duplex = self._duplex(handler.stream_stream, method, carrier)
         return grpc.stream_stream_rpc_method_handler(duplex, *serializers)
 
@@ -316,13 +317,19 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
                 self._unfit.add(peer)
                 logger().error("a caller cannot be used", peer=peer, error=str(error))
             raise
-        if self._callers:
+        if self._by_role:
             names_shown = context.auth_context().get("x509_subject_alternative_name", ())
             if MEMBER_NAME.encode() not in names_shown:
                 raise errors.Unauthenticated("this certificate is no member's", field="certificate")
-            if not any(name in self._callers for name in names_shown) and not method.startswith(_OF_ANY_MEMBER):
-                allowed = ", ".join(self._callers.values())
-                raise errors.NotAllowed(f"this certificate is of none of: {allowed}", field="certificate")
+            allowed = roles_of(method)
+            right = any(name_of(role).encode() in names_shown for role in allowed)
+            if not right and not _is_of_any_member(method):
+                callers = ", ".join(sorted(allowed)) or "nobody"
+                raise errors.NotAllowed(f"{method} is for: {callers}; see the certificate's names", field="certificate")
+
+
+def _is_of_any_member(method: str) -> bool:
+    return method.startswith(_OF_ANY_MEMBER)
 
 
 def check_role(context: Any, role: str) -> None:

@@ -243,7 +243,7 @@ async def test_members_speak_with_members_only(guarded: Guarded) -> None:
 async def test_a_certificate_is_of_one_service(guarded: Guarded) -> None:
     """It opens what that service needs, and nothing joins as another one."""
     address = guarded.cluster.address("storage-0")
-    for holder, refused in (("operator", NotAllowed), ("scheduler", NotAllowed), ("decoder", LeaseForged)):
+    for holder, refused in (("operator", NotAllowed), ("scheduler", NotAllowed), ("storage", LeaseForged)):
         pool = ChannelPool(guarded.shown_by(holder))
         stub: StorageServiceStub = StorageServiceStub(pool.get(address))
         with pytest.raises(refused):
@@ -357,12 +357,13 @@ async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Gu
         await store(client, namespace, keys, payload)
         found = await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
-        pool = ChannelPool(guarded.shown_by("gateway"))
-        stub: StorageServiceStub = StorageServiceStub(pool.get(guarded.cluster.address(found.ranges[0].node_id)))
-        layout = namespace.layout
-        descriptor = Descriptor(
-            found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, DeliveryOrder.AUTO, buffer.target()
-        )
+        pools = {role: ChannelPool(guarded.shown_by(role)) for role in ("gateway", "orchestrator", "storage")}
+        at, layout = guarded.cluster.address(found.ranges[0].node_id), namespace.layout
+        stubs: dict[str, StorageServiceStub] = {
+            role: StorageServiceStub(pool.get(address)) for role, pool in pools.items()
+        }
+        sized = layout.num_layers, layout.chunk_tokens, layout.slice_bytes
+        descriptor = Descriptor(found.keys, *sized, DeliveryOrder.AUTO, buffer.target())
         for permit in (b"", os.urandom(48)):
             request = storage_pb2.DeliverRequest(
                 lease=found.lease,
@@ -372,20 +373,20 @@ async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Gu
                 permit=permit,
             )
             with pytest.raises(LeaseForged, match="permit"):
-                async for _ in stream(stub.Deliver, request, timeout_s=10):
+                async for _ in stream(stubs["gateway"].Deliver, request, timeout_s=10):
                     pass
         key, level = found.keys.packed, common_pb2.DURABILITY_LOCAL
         for method, unsigned in (
-            (stub.Drop, storage_pb2.DropRequest(chunk_keys=found.keys.at(0), generations=[0])),
-            (stub.DeleteObjects, storage_pb2.DeleteObjectsRequest(chunk_keys=key, until_ms=2**62)),
-            (stub.Raise, storage_pb2.RaiseRequest(chunk_keys=key, durability=level)),
-            (stub.Describe, storage_pb2.DescribeRequest(chunk_keys=key)),
-            (stub.Prefetch, storage_pb2.PrefetchChunksRequest(chunk_keys=key)),
-            (stub.Replicate, storage_pb2.ReplicateRequest(chunk_keys=key)),
+            (stubs["orchestrator"].Drop, storage_pb2.DropRequest(chunk_keys=found.keys.at(0), generations=[0])),
+            (stubs["orchestrator"].DeleteObjects, storage_pb2.DeleteObjectsRequest(chunk_keys=key, until_ms=2**62)),
+            (stubs["orchestrator"].Raise, storage_pb2.RaiseRequest(chunk_keys=key, durability=level)),
+            (stubs["storage"].Describe, storage_pb2.DescribeRequest(chunk_keys=key)),
+            (stubs["gateway"].Prefetch, storage_pb2.PrefetchChunksRequest(chunk_keys=key)),
+            (stubs["storage"].Replicate, storage_pb2.ReplicateRequest(chunk_keys=key)),
         ):
             with pytest.raises(LeaseForged, match="permit"):
                 await call(method, unsigned, timeout_s=10)
-        await pool.close()
+        await asyncio.gather(*(pool.close() for pool in pools.values()))
         assert (await client.lookup(namespace, keys)).matched_chunks == len(keys), "nothing was dropped"
         assert buffer.view is not None
         assert not buffer.view.any(), "nothing was written"

@@ -315,9 +315,9 @@ async def test_what_is_wanted_no_more_is_not_decoded(scene: Scene, monkeypatch: 
     device = scene.home._pipeline.device
     asked, decode = list[str](), device.decode
 
-    async def counted(latent: Any, info: LatentInfo) -> Any:
+    async def counted(latent: Any, info: LatentInfo, tenant: str) -> Any:
         asked.append(info.vae.repository)
-        return await decode(latent, info)
+        return await decode(latent, info, tenant)
 
     monkeypatch.setattr(device, "decode", counted)
     entry = _image(scene, 8)

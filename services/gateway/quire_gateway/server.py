@@ -20,7 +20,7 @@ from quire.model.profile import Profiles
 from quire.telemetry import logger
 from quire.transport import OFF, data_plane
 from quire.wire.channels import ChannelPool
-from quire.wire.tls import OPERATOR, Tls
+from quire.wire.tls import Tls
 from quire.wire.v1.gateway_pb2_grpc import (
     add_AdminServiceServicer_to_server,
     add_GatewayServiceServicer_to_server,
@@ -199,7 +199,6 @@ def _listeners(
             config.admin_listen,
             ["quire.v1.AdminService"],
             tls=tls,
-            callers=(OPERATOR,),
             authenticate=admission.caller,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)

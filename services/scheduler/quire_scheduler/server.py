@@ -87,7 +87,6 @@ async def serve(config: SchedulerConfig) -> None:
         ["quire.v1.SchedulerService"],
         requests_max=config.requests_max,
         tls=tls,
-        callers=("storage",),
         secrets=config.secrets,
     )
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)

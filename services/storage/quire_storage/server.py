@@ -194,7 +194,6 @@ async def serve(config: StorageConfig) -> None:
         ["quire.v1.StorageService"],
         requests_max=config.requests_max,
         tls=tls,
-        callers=("gateway", "orchestrator", "storage", "decoder"),
         secrets=config.secrets,
     )
     add_StorageServiceServicer_to_server(
