@@ -8,61 +8,47 @@ from collections.abc import AsyncIterator
 
 from quire_server.core.fair_queue import FairQueue
 
-_Waiting = tuple[asyncio.Future[None], int]
-
 
 class FairTurns:
-    """A semaphore over `count` units whose waiting tenants take turns, so that a greedy one delays others by one turn.
-
-    The next one in turn waits until it fits, also if a smaller one would fit before it.
-    """
+    """A semaphore whose waiting tenants take turns, so that a greedy one delays others by one turn."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
         self._free = count
-        self._queue: FairQueue[_Waiting] = FairQueue()
-        self._next: _Waiting | None = None
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def waiting(self) -> int:
         """Return how many callers wait."""
-        return len(self._queue) + (self._next is not None)
+        return len(self._queue)
 
     @contextlib.asynccontextmanager
-    async def turn(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
-        """Hold `cost` units; a cost above the total takes all of them."""
-        cost = min(max(1, cost), self._count)
-        if not self.waiting and cost <= self._free:
-            self._free -= cost
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Hold one of the turns."""
+        if self._free and not self.waiting:
+            self._free -= 1
         else:
-            await self._wait(tenant, cost)
+            await self._wait(tenant)
         try:
             yield
         finally:
-            self._free += cost
+            self._free += 1
             self._pass_on()
 
-    async def _wait(self, tenant: str, cost: int) -> None:
-        waiting = asyncio.get_running_loop().create_future(), cost
-        self._queue.add(tenant, waiting)
+    async def _wait(self, tenant: str) -> None:
+        granted = asyncio.get_running_loop().create_future()
+        self._queue.add(tenant, granted)
         try:
-            await waiting[0]
+            await granted
         except asyncio.CancelledError:
-            if self._next is waiting:
-                self._next = None
-                self._pass_on()
-            elif not self._queue.remove(tenant, waiting):  # the turn came at the moment of the cancellation
-                self._free += cost
+            self._queue.remove(tenant, granted)
+            if granted.done() and not granted.cancelled():  # it was granted at the moment of the cancellation
+                self._free += 1
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        while self._next is not None or len(self._queue):
-            if self._next is None:
-                self._next = self._queue.take()
-            waiting, cost = self._next
-            if cost > self._free:
-                return
-            self._free -= cost
-            self._next = None
-            waiting.set_result(None)
+        while self._free and len(self._queue):
+            granted = self._queue.take()
+            if not granted.done():  # its caller was cancelled, and has not run since
+                self._free -= 1
+                granted.set_result(None)

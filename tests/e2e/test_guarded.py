@@ -59,6 +59,8 @@ LAYOUT = KvLayout(8, 16, 8, 128, Dtype.BF16)
 CHUNKS = 16  # 8 MiB
 RATE = 16_000_000
 
+_Storage: type[StorageServiceStub] = StorageServiceStub
+
 
 @dataclass(frozen=True)
 class Tenant:
@@ -358,10 +360,8 @@ async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Gu
         found = await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
         pools = {role: ChannelPool(guarded.shown_by(role)) for role in ("gateway", "orchestrator", "storage")}
-        at, layout = guarded.cluster.address(found.ranges[0].node_id), namespace.layout
-        stubs: dict[str, StorageServiceStub] = {
-            role: StorageServiceStub(pool.get(address)) for role, pool in pools.items()
-        }
+        address, layout = guarded.cluster.address(found.ranges[0].node_id), namespace.layout
+        stubs = {each: _Storage(pool.get(address)) for each, pool in pools.items()}
         sized = layout.num_layers, layout.chunk_tokens, layout.slice_bytes
         descriptor = Descriptor(found.keys, *sized, DeliveryOrder.AUTO, buffer.target())
         for permit in (b"", os.urandom(48)):
@@ -388,8 +388,7 @@ async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Gu
                 await call(method, unsigned, timeout_s=10)
         await asyncio.gather(*(pool.close() for pool in pools.values()))
         assert (await client.lookup(namespace, keys)).matched_chunks == len(keys), "nothing was dropped"
-        assert buffer.view is not None
-        assert not buffer.view.any(), "nothing was written"
+        assert buffer.view is not None and not buffer.view.any(), "nothing was written"
 
 
 async def test_certificates_change_without_a_restart(guarded: Guarded) -> None:
