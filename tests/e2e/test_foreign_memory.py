@@ -188,7 +188,7 @@ async def test_a_client_proves_its_address_once(cluster: LocalCluster, world: Wo
     before = client.transport.proof
     await client.reach()
     assert client.transport.proof == before
-    client._own_address._again_s = 0.0
+    client._own_address._good_until_s = client._own_address._renew_s = 0.0
     found = await client.lookup(world.mallory.namespace, some_keys(world.mallory.namespace, CHUNKS))
     fetched, _ = await fetch_all(client, found)
     assert client.transport.proof != before and fetched.any()

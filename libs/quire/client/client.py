@@ -106,6 +106,7 @@ class QuireClient:
         The memory of a delivery whose nodes stay silent is never given back to the process: they may still write to it.
         """
         self._reachability.close()
+        self._own_address.close()
         running = list(self._transfers.values())
         for transfer in running:
             transfer.abandon()
@@ -229,7 +230,7 @@ class QuireClient:
             compute_window_us=window_us,
             transfer_ms=self._transfer_ms,
         )
-        request.descriptor.target.proof = self.transport.proof
+        request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         try:
@@ -292,7 +293,7 @@ class QuireClient:
             transfer_ms=self._transfer_ms,
         )
         request.descriptor.ClearField("chunk_keys")
-        request.descriptor.target.proof = self.transport.proof
+        request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         found = asyncio.get_running_loop().create_future()

@@ -7,14 +7,23 @@ whether the address was reached, so that `ProveAddress` is no port scanner.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from quire.model.address_proof import AddressProofs, Step
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import AddressUnproven, NoStorageNode, QuireError, TooManyRequests
+from quire.model.errors import (
+    AddressUnproven,
+    NodeUnavailable,
+    NoStorageNode,
+    NotImplementedHere,
+    QuireError,
+    TargetInvalid,
+    TooManyRequests,
+)
 from quire.model.nodes import Node
 from quire.telemetry import background, logger
 from quire.transport import ucx_address
@@ -25,14 +34,15 @@ from quire_server.core.shares import SharedBound
 
 PROOF_MS: Final = 3_600_000
 _CHALLENGE_MS: Final = 60_000
-_AT_ONCE: Final = 32
+_AT_ONCE: Final = 128
+_NODES_TRIED: Final = 3
 _RETRY_S: Final = 1.0
 
 
 class NonceNodes(Protocol):
     """Storage nodes by their gRPC address."""
 
-    async def send_nonce(self, address: str, target: RdmaTarget, nonce: bytes) -> None:
+    async def send_nonce(self, address: str, target: RdmaTarget, nonce: bytes, tenant: str) -> None:
         """Send 16 bytes as a message to the target's worker; of 32, the first half is written into the target."""
 
 
@@ -119,8 +129,8 @@ class WorkerAddresses:
             raise NoStorageNode("no storage node could try the address")
         if not self._room.take(tenant):
             raise TooManyRequests("other addresses of this tenant are being proved", retry_after_s=_RETRY_S)
-        node, nonce = random.choice(nodes), os.urandom(step.nonce_bytes)
-        sending = asyncio.create_task(self._sent(node, tenant, target, nonce), context=background())
+        nonce, some = os.urandom(step.nonce_bytes), random.sample(nodes, min(_NODES_TRIED, len(nodes)))
+        sending = asyncio.create_task(self._sent(some, tenant, target, nonce), context=background())
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
         return self._proofs.challenge(step, tenant, address, nonce, self._clock.now_ms() + _CHALLENGE_MS)
@@ -128,14 +138,26 @@ class WorkerAddresses:
     def _strangers(self, target: RdmaTarget) -> bytes:
         """Return the UCX part of the address. Raises `AddressUnproven` for the address of a storage node."""
         address = ucx_address(target.worker_address)
-        if address and any(address == ucx_address(node.worker_address) for node in self._nodes().values()):
+        if address and address in _ucx_addresses(self._nodes().values()):
             raise AddressUnproven("a storage node's own address", field="target.worker_address")
         return address
 
-    async def _sent(self, node: Node, tenant: str, target: RdmaTarget, nonce: bytes) -> None:
+    async def _sent(self, nodes: Sequence[Node], tenant: str, target: RdmaTarget, nonce: bytes) -> None:
+        """Have one of the nodes send it: the next one if a node is away, or of a release that cannot."""
         try:
-            await self._sender.send_nonce(node.grpc_address, target, nonce)
+            for node in nodes:
+                try:
+                    await self._sender.send_nonce(node.grpc_address, target, nonce, tenant)
+                    return
+                except (NodeUnavailable, NotImplementedHere) as error:
+                    logger().info("a node sent no nonce", tenant=tenant, node=node.node_id, error=str(error))
         except QuireError as error:
-            logger().info("an address was not proved", tenant=tenant, node=node.node_id, error=str(error))
+            logger().info("an address was not proved", tenant=tenant, error=str(error))
         finally:
             self._room.give_back(tenant)
+
+
+def _ucx_addresses(nodes: Iterable[Node]) -> Iterator[bytes]:
+    for node in nodes:
+        with contextlib.suppress(TargetInvalid):  # of a node that has another data plane
+            yield ucx_address(node.worker_address)

@@ -212,7 +212,7 @@ class BlockIO(Protocol):
 class Nonces(Protocol):
     """Sends nonces to addresses of strangers, which cost this process nothing."""
 
-    async def send(self, target: RdmaTarget, nonce: bytes) -> None:
+    async def send(self, target: RdmaTarget, nonce: bytes, tenant: str) -> None:
         """Send 16 bytes as a message; of 32, the first half is written into the target. Raises `QuireError`."""
 
 

@@ -147,8 +147,8 @@ class StorageServicer(StorageServiceServicer):
         return pb.PrefetchChunksResponse(in_memory=bytes(there))
 
     async def SendNonce(self, request: pb.SendNonceRequest, context: Any) -> pb.SendNonceResponse:
-        self._permits.check(request, again=True)
-        await self._nonces.send(convert.target_from(request.target), request.nonce)
+        tenant = self._permits.check(request, again=True)
+        await self._nonces.send(convert.target_from(request.target), request.nonce, tenant)
         return pb.SendNonceResponse()
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:

@@ -32,7 +32,7 @@ from quire_server.permits import member_permit, permit
 
 _ABANDON_TIMEOUT_S: Final = 5.0
 _WARM_TIMEOUT_S: Final = 5.0
-_NONCE_TIMEOUT_S: Final = 15.0
+_NONCE_TIMEOUT_S: Final = 25.0
 _STOP_TIMEOUT_S: Final = 2.0
 """After it, the client of an aborted transfer waits for the node's `Quiesced` on the data plane."""
 
@@ -122,9 +122,9 @@ class GrpcStorageNodes:
         member_permit(self._permits, request, self._clock.now_ms())
         await call(self._stub(address).Stop, request, timeout_s=_STOP_TIMEOUT_S)
 
-    async def send_nonce(self, address: str, target: RdmaTarget, nonce: bytes) -> None:
+    async def send_nonce(self, address: str, target: RdmaTarget, nonce: bytes, tenant: str) -> None:
         request = storage_pb2.SendNonceRequest(target=convert.target_to(target), nonce=nonce)
-        member_permit(self._permits, request, self._clock.now_ms())
+        permit(self._permits, request, tenant, self._clock.now_ms() + round(1000 * _NONCE_TIMEOUT_S))
         await call(self._stub(address).SendNonce, request, timeout_s=_NONCE_TIMEOUT_S, again=False)
 
     async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:

@@ -19,15 +19,18 @@ from typing import Final
 
 from quire.model.address_proof import HALF_BYTES
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import DeadlineExceeded, QuireError, ResourceExhausted, TargetInvalid, by_code
+from quire.model.errors import DeadlineExceeded, QuireError, TargetInvalid, TooManyRequests, by_code
 from quire.transport import AddressNonce, ucx_transport
 from quire.transport.messages import encode_message
 from quire.transport.nearest import ucx_target
+from quire_server.core.shares import SharedBound
+from quire_server.turns import FairTurns
 
 _SENT: Final = b"sent"
 _AT_ONCE: Final = 8
 _WAITING_MAX: Final = 64
-_TIMEOUT_S: Final = 5
+_SEND_S: Final = 4.0
+_ALARM_S: Final = 10
 _MESSAGE_BYTES: Final = 1 << 16
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -40,26 +43,25 @@ class NonceSender:
         self._ucx_tls = ucx_tls
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._waiting = 0
+        self._turns = FairTurns(_AT_ONCE)
+        self._room = SharedBound(_WAITING_MAX)
 
-    async def send(self, target: RdmaTarget, nonce: bytes) -> None:
+    async def send(self, target: RdmaTarget, nonce: bytes, tenant: str = "") -> None:
         """Send 16 bytes as a message; of 32, write the first half into the target, and send the second one behind it.
 
         Raises:
             TargetInvalid: The address or the key is not valid, or crashed its process.
             PeerLost: The address is not reachable.
             DeadlineExceeded: The fork did not respond.
-            ResourceExhausted: Too many requests are queued.
+            TooManyRequests: Too many addresses are queued.
         """
-        if self._waiting >= _WAITING_MAX:
-            raise ResourceExhausted(f"{self._waiting} addresses are queued", retry_after_s=1.0)
-        self._waiting += 1
+        if not self._room.take(tenant):
+            raise TooManyRequests(f"{self._room.taken} addresses are queued", retry_after_s=1.0)
         try:
-            async with self._turns:
+            async with self._turns.turn(tenant):
                 answer = await self._asked({"target": target.to_token(), "nonce": nonce.hex()})
         finally:
-            self._waiting -= 1
+            self._room.give_back(tenant)
         if answer == _SENT:
             return
         if not answer:
@@ -82,7 +84,7 @@ class NonceSender:
                 socket.send_fds(self._started(), [json.dumps(request).encode()], [theirs.fileno()])
             ours.setblocking(False)
             try:
-                async with asyncio.timeout(_TIMEOUT_S + 5):  # its own alarm comes first, unless the machine is busy
+                async with asyncio.timeout(2 * _ALARM_S):  # the alarm comes first
                     return await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
             except TimeoutError:
                 raise DeadlineExceeded("the process that connects to the address does not respond") from None
@@ -116,7 +118,7 @@ def main() -> None:
         if os.fork():
             os.close(answers[0])
             continue
-        signal.alarm(_TIMEOUT_S)
+        signal.alarm(_ALARM_S)
         requests.close()
         with socket.socket(fileno=answers[0]) as answer:
             answer.send(_try(json.loads(raw), ucx_tls))
@@ -144,10 +146,10 @@ async def _send(target: RdmaTarget, nonce: bytes, ucx_tls: str) -> None:
         stream = peer.stream(transport.register(memory), await peer.remote(target))
         await stream.send(0, len(written), 0)
         stream.announce(message)
-        await stream.drain(_TIMEOUT_S)
+        await stream.drain(_SEND_S)
     else:
         peer.send(message)
-        await peer.flush(_TIMEOUT_S)
+        await peer.flush(_SEND_S)
     await peer.close()
 
 
