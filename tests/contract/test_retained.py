@@ -80,13 +80,58 @@ async def test_tenants_without_limits_are_not_counted(any_redis: redis.Redis) ->
     assert not [name async for name in any_redis.scan_iter("quire:retained:*")]
 
 
+async def test_ending_what_is_not_pinned_there_forgets_nothing(any_redis: redis.Redis) -> None:
+    """The last key alone says nothing of the bucket in which its pin is."""
+    index, retention, _ = await _world(any_redis)
+    keys, other = await _stored(index, 10), await _stored(index, 10)
+    await retention.retain(SPACE, keys, 60_000)
+    assert await retention.end(SPACE, keys.run(9, 1)) == 0
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, other, 60_000)
+    assert await retention.end(SPACE, keys) == 1
+    assert (await retention.retain(SPACE, other, 60_000))[0] == 10
+
+
+async def test_a_refusal_leaves_the_count(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys = await _stored(index, 11)
+    await retention.retain(SPACE, keys.run(0, 6), 60_000)
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, keys, 60_000)
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, await _stored(index, 5), 60_000)
+
+
+async def test_a_beginning_is_not_pinned_behind_the_count(any_redis: redis.Redis) -> None:
+    """A longer prefix replaces it, pin included: shortening the longer one then ends both."""
+    index, retention, clock = await _world(any_redis)
+    keys, other = await _stored(index, 10), await _stored(index, 10)
+    await retention.retain(SPACE, keys.run(0, 9), 60_000)
+    await retention.retain(SPACE, keys, 60_000)
+    assert await index.pins(keys.at(0)) == 1
+    await retention.retain(SPACE, keys, 1)
+    await clock.advance(1)
+    assert (await retention.retain(SPACE, other, 60_000))[0] == 10
+    evicted = await index.evict(list(reversed(records(keys, 0, 10))), clock.now_ms(), 0)
+    assert len(evicted.removed) == 10, "nothing pins it"
+
+
+async def test_what_is_stored_later_is_not_retained_uncounted(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys = _keys(10)
+    assert (await retention.retain(SPACE, keys, 60_000))[0] == 0
+    await index.register("a", records(keys, 0, 10), 0)
+    assert await index.pins(keys.at(0)) == 0
+
+
 async def test_retentions_are_bounded(any_redis: redis.Redis) -> None:
     """And nothing is left once the last one is over."""
     retained = RetainedBytes(any_redis)
     seconds, micros = await any_redis.time()
     now_ms = seconds * 1000 + micros // 1000
     for number in range(3):
-        assert await retained.reserve("t", [bytes([number]) * 32], 1, now_ms + 60_000, now_ms, 1 << 40) == number + 1
+        counted, _ = await retained.reserve("t", [bytes([number]) * 32], 1, now_ms + 60_000, now_ms, 1 << 40)
+        assert counted == number + 1
     assert RETENTIONS_MAX > 3
-    assert await retained.reserve("t", [b"x" * 32], 1, now_ms + 1, now_ms + 120_000, 1 << 40) == 1
+    assert (await retained.reserve("t", [b"x" * 32], 1, now_ms + 1, now_ms + 120_000, 1 << 40))[0] == 1
     assert await any_redis.hlen("quire:retained:t") in (0, 1)

@@ -13,33 +13,40 @@ _KEY: Final = "quire:retained:"
 RETENTIONS_MAX: Final = 16_384
 """Of a limited tenant."""
 
-# KEYS: the tenant's retentions, by the last chunk's key: "until:bytes". ARGV: 1 the last chunk's key, 2 bytes, 3 until,
-# 4 now, 5 limit, 6 most retentions, then the keys of chunks before it that are the last ones of other retentions.
-# Returns the bytes that are retained with it, or that would be, negated.
+# KEYS: the tenant's retentions, by the last chunk's key (its tip): "until:bytes". ARGV: 1 the tip, 2 bytes, 3 until,
+# 4 now, 5 limit, 6 most retentions, then tips within the prefix. Returns the bytes that are retained with it, or would
+# be if that is above the limit, and the tips of shorter retentions that it replaces: they are not counted here, and
+# stay until their pins are gone.
 _RESERVE: Final = """
-local key, last, bytes, untl, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local inside, sum, count, latest = {}, bytes, 1, untl
+local key, tip, bytes, untl, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local inside, inner, sum, count, latest = {}, {}, bytes, 1, untl
 for at = 7, #ARGV do inside[ARGV[at]] = true end
 local all = redis.call('HGETALL', key)
 for at = 1, #all, 2 do
-    local other_until, other_bytes = string.match(all[at + 1], '(%d+):(%d+)')
-    other_until = tonumber(other_until)
-    if other_until <= now or (inside[all[at]] and other_until <= untl) then
-        redis.call('HDEL', key, all[at])
-    elseif all[at] ~= last then
-        sum, count = sum + tonumber(other_bytes), count + 1
-        latest = math.max(latest, other_until)
+    local other, ends, size = all[at], string.match(all[at + 1], '(%d+):(%d+)')
+    ends = tonumber(ends)
+    if ends <= now then
+        redis.call('HDEL', key, other)
+    elseif other ~= tip then
+        latest = math.max(latest, ends)
+        if inside[other] and ends <= untl then
+            inner[#inner + 1] = other
+        else
+            sum, count = sum + tonumber(size), count + 1
+        end
     end
 end
-if sum > tonumber(ARGV[5]) or count > tonumber(ARGV[6]) then return -sum end
-redis.call('HSET', key, last, string.format('%d:%d', untl, bytes))
+local limit = tonumber(ARGV[5])
+if count > tonumber(ARGV[6]) then return {math.max(sum, limit + 1), {}} end
+if sum > limit then return {sum, {}} end
+redis.call('HSET', key, tip, string.format('%d:%d', untl, bytes))
 redis.call('PEXPIRE', key, latest - now)
-return sum
+return {sum, inner}
 """
 
 
 class RetainedBytes:
-    """What limited tenants retain; see `Retention`."""
+    """The retentions of tenants with limits; see `quire_gateway.retention`."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -47,23 +54,35 @@ class RetainedBytes:
 
     async def reserve(
         self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
-    ) -> int:
-        """Count a retention of the prefix with these keys, in the place of shorter ones that end no later.
+    ) -> tuple[int, list[bytes]]:
+        """Count the retention of a prefix, unless the tenant would exceed the limit.
+
+        Args:
+            tenant: Name of the tenant.
+            keys: Of the prefix.
+            retained_bytes: Size of the prefix.
+            until_ms: End of the retention.
+            now_ms: The cluster's time.
+            limit: Bytes that the tenant may retain.
 
         Returns:
-            The tenant's retained bytes, negated if they would exceed the limit: then nothing was counted.
+            The tenant's retained bytes, above the limit if nothing was counted; and the last keys of shorter
+            retentions that end no later.
         """
-        name = _KEY + tenant
+        inside = [tip for tip in await self.known(tenant, keys) if tip != keys[-1]]
+        args: list[Any] = [keys[-1], retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
         async with metadata_errors():
-            known = cast(list[bytes], await self._client.hkeys(name))
-            inside = set(known).intersection(keys) - {keys[-1]}
-            args: list[Any] = [keys[-1], retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
-            return int(await self._reserve(keys=[name], args=args))
+            retained, inner = await self._reserve(keys=[_KEY + tenant], args=args)
+        return int(retained), list(inner)
 
-    async def end(self, tenant: str, keys: Sequence[bytes]) -> None:
-        """Forget the retentions that end with one of these keys."""
+    async def known(self, tenant: str, keys: Sequence[bytes]) -> list[bytes]:
+        """Return those of the keys that are the last ones of counted retentions."""
         async with metadata_errors():
-            name = _KEY + tenant
-            ended = set(cast(list[bytes], await self._client.hkeys(name))).intersection(keys)
-            if ended:
-                await self._client.hdel(name, *ended)
+            tips = cast(list[bytes], await self._client.hkeys(_KEY + tenant))
+        return list(set(tips).intersection(keys))
+
+    async def forget(self, tenant: str, tips: Sequence[bytes]) -> None:
+        """Count retentions no longer."""
+        if tips:
+            async with metadata_errors():
+                await self._client.hdel(_KEY + tenant, *tips)

@@ -25,16 +25,18 @@ class RetentionIndex(Protocol):
     """What retentions need of the index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
+    async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
     async def unpin_all(self, keys: ChunkKeys, lease_id: bytes) -> int: ...
 
 
 class Retained(Protocol):
-    """The bytes that tenants retain; see `quire_server.redis.RetainedBytes`."""
+    """The retentions of tenants with limits; see `quire_server.redis.RetainedBytes`."""
 
     async def reserve(
         self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
-    ) -> int: ...
-    async def end(self, tenant: str, keys: Sequence[bytes]) -> None: ...
+    ) -> tuple[int, list[bytes]]: ...
+    async def known(self, tenant: str, keys: Sequence[bytes]) -> list[bytes]: ...
+    async def forget(self, tenant: str, tips: Sequence[bytes]) -> None: ...
 
 
 class Retention:
@@ -73,31 +75,56 @@ class Retention:
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")
         now_ms = await self._clock.known_ms()
-        await self._reserve(namespace, keys.distinct(), now_ms + ttl_ms, now_ms)
-        pin = Pin(lease_id=_name(namespace), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
-        match = await self._index.match(keys.distinct(), pin)
+        until_ms, keys = now_ms + ttl_ms, keys.distinct()
+        limit = self._limit(namespace)
+        if limit:
+            chunks = (await self._index.match(keys)).count
+            if not chunks:
+                return 0, until_ms
+            keys = keys.run(0, chunks)  # what is stored from now on is not counted, and so not pinned
+        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit) if limit else []
+        pin = Pin(lease_id=_name(namespace), expires_ms=until_ms, ttl_ms=ttl_ms, now_ms=now_ms)
+        match = await self._index.match(keys, pin)
+        await self._release(namespace, keys, inner)
         held = takewhile(lambda run: run.nodes, match.runs)
-        return sum(run.count for run in held), now_ms + ttl_ms
+        return sum(run.count for run in held), until_ms
 
     async def end(self, namespace: Namespace, keys: ChunkKeys) -> int:
         """End the tenant's retentions on any of the keys; how many there were."""
-        ended = await self._index.unpin_all(keys.distinct(), _name(namespace))
-        if self._retained is not None and self._policy(namespace.tenant).stored_bytes_max:
-            await self._retained.end(namespace.tenant, list(keys))
-        return ended
+        counted = 0
+        if self._limit(namespace):
+            counted = await self._release(namespace, keys, await self._known(namespace, keys.distinct()))
+        return counted + await self._index.unpin_all(keys.distinct(), _name(namespace))
 
-    async def _reserve(self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int) -> None:
-        """Count the indexed part of a prefix against the tenant's limit. Raises `QuotaExceeded`."""
-        limit = self._policy(namespace.tenant).stored_bytes_max if namespace.tenant else 0
-        if not limit or self._retained is None:
-            return
-        chunks = (await self._index.match(keys)).count
-        if not chunks:
-            return
-        prefix, size = list(keys.run(0, chunks)), chunks * namespace.layout.chunk_bytes
-        retained = await self._retained.reserve(namespace.tenant, prefix, size, until_ms, now_ms, limit)
-        if retained < 0:
-            raise QuotaExceeded(f"{-retained} bytes would be retained, {limit} may be stored", field="ttl_ms")
+    def _limit(self, namespace: Namespace) -> int:
+        """Return the bytes that the tenant may retain; 0 for no limit."""
+        counted = self._retained is not None and namespace.tenant
+        return self._policy(namespace.tenant).stored_bytes_max if counted else 0
+
+    async def _reserve(
+        self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int
+    ) -> list[bytes]:
+        """Count a prefix against the limit; the last keys of retentions that it replaces. Raises `QuotaExceeded`."""
+        assert self._retained is not None, "the tenant has a limit"
+        size = len(keys) * namespace.layout.chunk_bytes
+        retained, inner = await self._retained.reserve(namespace.tenant, list(keys), size, until_ms, now_ms, limit)
+        if retained > limit:
+            raise QuotaExceeded(f"{retained} bytes would be retained, {limit} may be stored", field="ttl_ms")
+        return inner
+
+    async def _known(self, namespace: Namespace, keys: ChunkKeys) -> list[bytes]:
+        assert self._retained is not None, "the tenant has a limit"
+        return await self._retained.known(namespace.tenant, list(keys))
+
+    async def _release(self, namespace: Namespace, keys: ChunkKeys, tips: Sequence[bytes]) -> int:
+        """Unpin retentions that end within a prefix, and count those no more that were pinned."""
+        if not tips or self._retained is None:
+            return 0
+        places = {key: index for index, key in enumerate(keys)}
+        name = _name(namespace)
+        released = [tip for tip in tips if await self._index.unpin(keys.bucket_of(places[tip]), tip, name)]
+        await self._retained.forget(namespace.tenant, released)
+        return len(released)
 
 
 def _name(namespace: Namespace) -> bytes:

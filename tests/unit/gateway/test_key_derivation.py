@@ -70,6 +70,9 @@ class _Seen:
         self.keys.append(keys)
         return Match(())
 
+    async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
+        return False
+
     async def unpin_all(self, keys: ChunkKeys, lease_id: bytes) -> int:
         self.keys.append(keys)
         return 0
