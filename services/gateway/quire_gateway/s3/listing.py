@@ -49,5 +49,8 @@ async def list_objects(backend: Backend, prefix: str, delimiter: str, after: str
         if not jumped:
             if not page.more:
                 return listing
+            if page.pause:
+                listing.last, listing.truncated = page.last, True
+                return listing
             after, past = page.last, False
         wanted = min(limit + 1, _AFTER_JUMP) if jumped else limit + 1

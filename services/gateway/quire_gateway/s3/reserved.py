@@ -113,13 +113,16 @@ class ChunkBackend:
         return row if right else None
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
-        """Chunks of one namespace, in the order of the keys that members use: shard by shard, and by their headers.
+        """List chunks of one namespace in the order of their derived keys, by the headers of all chunk objects.
 
-        Up to `_LOOKED_AT_MAX` objects are looked at; `last` then names the last one, whether or not it is listed.
+        A request looks at `_LOOKED_AT_MAX` objects or a few more, whether or not they are of the namespace. Its `last`
+        is the name that the last one would have there.
         """
         namespace = namespace_of(prefix)
         if namespace is None:
             return Page([], "", more=False)
+        if past:
+            raise S3Error("InvalidArgument", "Chunks are not grouped below their namespace")
         place = await self._place(namespace, prefix, after)
         found: list[StoredObject] = []
         looked_at = 0
@@ -139,14 +142,14 @@ class ChunkBackend:
                         return Page(found, str(name), more=True)
                 looked_at += len(part)
                 if looked_at >= _LOOKED_AT_MAX:
-                    return Page(found, str(name), more=True)
+                    return Page(found, str(name), more=True, pause=True)
         return Page(found, found[-1].key if found else "", more=False)
 
     async def _place(self, namespace: bytes, prefix: str, after: str) -> bytes:
         """Return the derived key after which a listing continues. Raises `S3Error` for a key of another namespace."""
-        if after < prefix:
-            return b""
         name = ChunkName.parse(after)
+        if name is None and after < prefix:
+            return b""
         if name is None or name.namespace != namespace:
             raise S3Error("InvalidArgument", "In this bucket a listing goes on after a key that was listed")
         return await self._derived(name)
