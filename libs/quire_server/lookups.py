@@ -35,7 +35,8 @@ from quire_server.turns import FairTurns
 _REDIS: Final = {"db.system.name": "redis"}
 _NAMESPACES_COUNTED: Final = 64
 _EACH_AT_ONCE: Final = 512
-"""Keys of a look-up without a prefix that are looked up together: between them tenants take turns."""
+"""Keys of a look-up without a prefix that are looked up together; a larger one takes turns with those of others."""
+_LARGE_AT_ONCE: Final = 2
 _NOWHERE: Final = Location()
 
 
@@ -130,7 +131,7 @@ class Lookups:
         self._clock = clock
         self._signer = LeaseSigner(*settings.secrets)
         self._turn = 0
-        self._turns = FairTurns(1)
+        self._turns = FairTurns(_LARGE_AT_ONCE)
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}
         self._expiries: list[tuple[int, bytes]] = []
@@ -214,9 +215,12 @@ class Lookups:
         holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
             for first in range(0, len(keys), _EACH_AT_ONCE):
-                async with self._turns.turn(question.namespace.tenant):
-                    part = records(keys, first, min(_EACH_AT_ONCE, len(keys) - first), unchained=True)
-                    holders += await self._index.holders(part)
+                part = records(keys, first, min(_EACH_AT_ONCE, len(keys) - first), unchained=True)
+                if len(keys) <= _EACH_AT_ONCE:
+                    holders = await self._index.holders(part)
+                else:
+                    async with self._turns.turn(question.namespace.tenant):
+                        holders += await self._index.holders(part)
         there, ranges = readable_each(holders, live, keys, reader)
         if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the picture was taken
             await self._picture.refresh()

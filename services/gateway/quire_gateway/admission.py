@@ -138,6 +138,10 @@ class Admission:
         metadata = context.invocation_metadata() or ()
         return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))
 
+    def check(self, principal: Principal, need: Need) -> None:
+        """Check what the caller may do, before work of which the extent is not known yet. Raises as `admit`."""
+        _check(principal, need)
+
     @contextlib.contextmanager
     def admit(self, principal: Principal, need: Need) -> Iterator[Taken]:
         """One request, while it runs; what yields takes in more bytes, once it is known how many will go out.

@@ -53,6 +53,7 @@ class DeliverPart:
     """One node's part of a fetch, of the chunks that `lease` (its token) pins.
 
     `transfer_ms`: for how long it is permitted, at most; 0 for as long as the gateway permits transfers.
+    `namespace`: tag of the namespace that the keys were derived under; empty if they were not.
     """
 
     lease: bytes
@@ -65,6 +66,7 @@ class DeliverPart:
     layers_in_stream: bool
     unchained: bool
     transfer_ms: int = 0
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

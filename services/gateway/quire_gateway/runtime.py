@@ -65,7 +65,8 @@ class FetchCall:
     """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile.
 
     `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
-    memory; 0 for as long as this gateway permits transfers.
+    memory; 0 for as long as this gateway permits transfers. `namespace`: tag of the namespace that the keys were
+    derived under; empty if they were not.
     """
 
     found: Readable
@@ -76,6 +77,7 @@ class FetchCall:
     layers_in_stream: bool = False
     unchained: bool = False
     transfer_ms: int = 0
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,7 @@ class Gateway:
             layers_in_stream=fetch.layers_in_stream,
             unchained=fetch.unchained,
             transfer_ms=fetch.transfer_ms,
+            namespace=fetch.namespace,
         )
         contacted(share.node_id)
         try:

@@ -22,13 +22,13 @@ class TokenHashing:
         self._turns = FairTurns(1)
         self._thread = ThreadPoolExecutor(1, "tokens")
 
-    async def keys(self, namespace: Namespace, tokens: Sequence[int]) -> ChunkKeys:
-        """Return the keys of all whole chunks of the tokens.
+    async def keys(self, namespace: Namespace, tokens: Sequence[int], tenant: str) -> ChunkKeys:
+        """Return the keys of all whole chunks of the tokens, in the turn of a tenant.
 
         Raises:
             InvalidRequest: There are more than `TOKENS_MAX` tokens.
         """
         if len(tokens) > TOKENS_MAX:
             raise InvalidRequest(f"{len(tokens)} tokens, {TOKENS_MAX} at most; send keys instead", field="tokens")
-        async with self._turns.turn(namespace.tenant):
+        async with self._turns.turn(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._thread, block_keys, namespace, tokens)

@@ -214,7 +214,9 @@ def _records_of(call: DeliverCall) -> list[ChunkRecord]:
     return [
         record
         for each in call.ranges
-        for record in records(call.descriptor.keys, each.first, each.count, unchained=call.unchained)
+        for record in records(
+            call.descriptor.keys, each.first, each.count, unchained=call.unchained, namespace=call.namespace
+        )
     ]
 
 

@@ -22,6 +22,7 @@ from opentelemetry import trace as otel
 
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
+from quire.model.index import NO_NAMESPACE
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
@@ -52,7 +53,8 @@ Send = Callable[[ReadyBatch, LayerTrace], Awaitable[None]]
 class DeliverCall:
     """A delivery as it was permitted. `lease`: to be given back if the client turns out to be dead; may be empty.
 
-    `until_s`: the permit's end, on this node's monotonic clock: nothing is written after it.
+    `until_s`: the permit's end, on this node's monotonic clock: nothing is written after it. `namespace`: tag of the
+    namespace that the keys were derived under; zeros if they were not.
     """
 
     delivery_id: bytes
@@ -65,6 +67,7 @@ class DeliverCall:
     lease: bytes = b""
     unchained: bool = False
     until_s: float = math.inf
+    namespace: bytes = NO_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

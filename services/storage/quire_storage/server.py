@@ -13,6 +13,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.model.errors import InvalidRequest, NodeUnavailable
+from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.outcome import NodeOutcome
@@ -77,6 +78,7 @@ class StorageServicer(StorageServiceServicer):
             tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
             lease=request.lease,
             unchained=request.unchained,
+            namespace=request.namespace or NO_NAMESPACE,
         )
         async with contextlib.aclosing(self._node.deliveries.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:

@@ -87,6 +87,7 @@ class GrpcStorageNodes:
             tenant_weight=part.tenant.weight,
             tenant_cap_bytes_per_s=part.tenant.cap_bytes_per_s,
             unchained=part.unchained,
+            namespace=part.namespace,
         )
         self._permit(request, part.tenant.tenant, part.transfer_ms)
         method = self._stub(address).Deliver

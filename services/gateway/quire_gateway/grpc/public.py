@@ -22,7 +22,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.addresses import PROOF_MS, WorkerAddresses
-from quire_gateway.admission import Admission, Need
+from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
@@ -88,7 +88,7 @@ class GatewayServicer(GatewayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            question = await self._question(request)
+            question = await self._question(request, principal)
             return _found(await self._lookups.lookup(question), question)
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
@@ -225,6 +225,7 @@ class GatewayServicer(GatewayServiceServicer):
             compute_window_us=request.compute_window_us,
             layers_in_stream=request.layers_in_stream,
             transfer_ms=request.transfer_ms,
+            namespace=lease.namespace,
         )
         lease.check_fresh(self._clock.now_ms())
         lease.check_keys(fetch.descriptor.keys)
@@ -238,7 +239,8 @@ class GatewayServicer(GatewayServiceServicer):
     async def Retrieve(self, request: pb.RetrieveRequest, context: Any) -> AsyncIterator[pb.RetrieveResponse]:
         """What was found goes out before any node is asked: a client that has not heard of it knows of no node."""
         principal = await self._admission.caller(context)
-        question = await self._question(request.lookup)
+        self._admission.check(principal, Need(salt=request.lookup.namespace.tenant_salt))
+        question = await self._question(request.lookup, principal)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
         self._addresses.check(principal, wanted.target)
         if question.unchained and wanted.chunks < len(wanted.keys):
@@ -262,6 +264,7 @@ class GatewayServicer(GatewayServiceServicer):
                 layers_in_stream=request.layers_in_stream,
                 unchained=question.unchained,
                 transfer_ms=request.transfer_ms,
+                namespace=question.scope,
             )
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
@@ -291,12 +294,12 @@ class GatewayServicer(GatewayServiceServicer):
                 async for event in events:
                     yield _stored(event)
 
-    async def _question(self, request: pb.LookupRequest) -> Question:
+    async def _question(self, request: pb.LookupRequest, principal: Principal) -> Question:
         namespace = convert.namespace_from(request.namespace)
         if request.tokens and request.chunk_keys:
             raise InvalidRequest("give either keys or tokens", field="chunk_keys")
         if request.tokens:
-            keys = await self._hashing.keys(namespace, request.tokens)
+            keys = await self._hashing.keys(namespace, request.tokens, principal.tenant or namespace.tenant)
         else:
             keys = ChunkKeys(request.chunk_keys)
         return Question(

@@ -51,8 +51,7 @@ async def translated(header: bytes, translate: Callable[[ChunkKeys], Awaitable[C
     return with_record(header, changed)
 
 
-async def translated_object(raw: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
-    """Translate the keys in a chunk object that `read_chunk_object` accepts, or in the end of one."""
-    size, _ = TRAILER.unpack_from(raw, len(raw) - TRAILER.size)
-    end = len(raw) - TRAILER.size
-    return raw[: end - size] + await translated(raw[end - size : end], translate) + raw[end:]
+async def translated_tail(tail: bytes, translate: Callable[[ChunkKeys], Awaitable[ChunkKeys]]) -> bytes:
+    """Translate the keys in the end of a chunk object, from its header on. Raises `CorruptData`."""
+    end = len(tail) - TRAILER.size
+    return await translated(tail[:end], translate) + tail[end:]

@@ -203,7 +203,7 @@ class RdmaRequests:
         keys = await self._derivation.derive(namespace.tag, descriptor.keys)
         descriptor = replace(descriptor, keys=keys)
         async with self._leases.held(namespace, descriptor.keys) as leased:
-            fetch = _fetch(call, leased, descriptor)
+            fetch = replace(_fetch(call, leased, descriptor), namespace=self._derivation.scope(namespace.tag))
             whole = leased.matched_chunks == len(descriptor.keys)
             headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(leased.matched_chunks)}
             headers["Content-Type"] = "application/x-ndjson"

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from quire.model.buckets import Page, StoredObject
-from quire.model.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
+from quire.model.chunk_object import (
+    HEADER,
+    ChunkObject,
+    header_at_end,
+    read_chunk_object,
+    record_of,
+    sound_header,
+    write_chunk_object,
+)
 from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
@@ -28,7 +36,7 @@ from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import ChunkAttributes, ChunkIndex
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.chunk_names import ChunkName, namespace_of, translated_object
+from quire_gateway.s3.chunk_names import ChunkName, namespace_of, translated, translated_tail
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
@@ -99,7 +107,7 @@ class ChunkBackend:
         if end > whole:
             tail = bytes(await self._chunks.read(chunk, whole, chunk.size))
             revert = partial(self._derivation.revert, name.namespace)
-            yield memoryview(await translated_object(tail, revert))[max(0, start - whole) : end - whole]
+            yield memoryview(await translated_tail(tail, revert))[max(0, start - whole) : end - whole]
 
     async def _derived(self, name: ChunkName) -> bytes:
         return (await self._derivation.derive(name.namespace, ChunkKeys(name.key))).packed
@@ -166,21 +174,22 @@ class ChunkBackend:
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
-            record = (await asyncio.to_thread(read_chunk_object, raw)).record
+            chunk = await asyncio.to_thread(read_chunk_object, raw)
         except CorruptData as error:
             raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
-        if ChunkName.parse(key) != ChunkName(record.namespace, record.key):
+        namespace = chunk.record.namespace
+        if ChunkName.parse(key) != ChunkName(namespace, chunk.record.key):
             raise S3Error("InvalidRequest", "The chunk in the body has another namespace or key than the object")
-        raw = await translated_object(raw, partial(self._derivation.derive, record.namespace))
-        chunk = await asyncio.to_thread(read_chunk_object, raw)
-        if not await self._index.expect_object(chunk.record):
+        header = await translated(chunk.header, partial(self._derivation.derive, namespace))
+        record = record_of(np.frombuffer(header, dtype=HEADER, count=1)[0])
+        if not await self._index.expect_object(record):
             raise S3Error("SlowDown", "An older object of that key is being deleted; try again")
-        before = await self._stored(chunk.record.key)
+        before = await self._stored(record.key)
         if before is not None and not np.array_equal(before.payload, chunk.payload):
             raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
-        if before is None or not await self._index.lists_object(chunk.record):
-            await self._chunks.write(chunk.record.key, raw)
-        if not await self._index.commit_object(chunk.record):
+        if before is None or not await self._index.lists_object(record):
+            await self._chunks.write(record.key, await asyncio.to_thread(write_chunk_object, chunk.payload, header))
+        if not await self._index.commit_object(record):
             # The object stays for a time: its parent may be on its way.
             raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
 
