@@ -64,10 +64,11 @@ class Server:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Awaitable[object]] | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(services, authenticate, by_role=tls is not None and not public)
+        edge = _EdgeInterceptor(services, authenticate, by_role=tls is not None and not public, on_failure=on_failure)
         options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)]
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
@@ -140,11 +141,15 @@ def _settle(stopped: asyncio.Future[str], name: str) -> None:
         stopped.set_result(name)
 
 
+OnFailure = Callable[[str, Exception], None]
+
+
 class Serving:
     """A request that is being answered."""
 
-    def __init__(self, method: str, span: trace.Span) -> None:
+    def __init__(self, method: str, span: trace.Span, on_failure: OnFailure | None = None) -> None:
         self.code = grpc.StatusCode.OK.name
+        self._on_failure = on_failure
         self._method = method
         self._span = span
 
@@ -153,6 +158,8 @@ class Serving:
         if not isinstance(error, errors.QuireError):
             logger().error("a request failed unexpectedly", method=self._method, exc_info=error)
             error = errors.InternalError("internal error; the service's log has the details")
+        if self._on_failure is not None:
+            self._on_failure(self._method, error)
         self.code = status_of(error).name
         self._span.set_attribute("rpc.status_code", self.code)
         self._span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
@@ -164,7 +171,9 @@ class Served:
     `refused` (for what its caller did or has) or `failed`, of all methods of `services` from the start.
     """
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], on_failure: OnFailure | None = None) -> None:
+        """`on_failure`: called with the method and the error of each request that fails."""
+        self.on_failure = on_failure
         methods = [method.full_name for each in services for method in _POOL.FindServiceByName(each).methods]
         kinds = [{"rpc.method": _path(each), "outcome": outcome} for each in methods for outcome in _OUTCOMES]
         self._requests = counter(names.RPC_REQUESTS, "1", "requests by what came of them", kinds)
@@ -187,7 +196,7 @@ class Served:
                 record_exception=False,
                 set_status_on_exception=False,
             ) as span:
-                serving = Serving(method, span)
+                serving = Serving(method, span, self.on_failure)
                 yield serving
         except BaseException:  # the caller hung up, unless it was told of an error
             if serving is not None and serving.code == grpc.StatusCode.OK.name:
@@ -224,6 +233,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         authenticate: Callable[[Any], Awaitable[object]] | None,
         *,
         by_role: bool,
+        on_failure: OnFailure | None,
     ) -> None:
         """`by_role`: whether callers show member certificates, whose roles decide (`quire_server.roles`)."""
         self._authenticate = authenticate
@@ -231,7 +241,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         self._aside = SideServices(_abort)
         self._by_role = by_role
         self._unfit: set[str] = set()
-        self._served = Served(services)
+        self._served = Served(services, on_failure)
 
     async def intercept_service(
         self,
@@ -297,7 +307,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
                 async for response in behaviour(requests, context):
                     yield response
             except Exception as error:
-                await _abort(context, Serving(method, trace.INVALID_SPAN).failed(error))
+                await _abort(context, Serving(method, trace.INVALID_SPAN, self._served.on_failure).failed(error))
 
         return call
 

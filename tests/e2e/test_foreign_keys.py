@@ -68,8 +68,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {"QUIRE_GATEWAY_AUTH": "tokens"}
     folder = tmp_path_factory.mktemp("foreign")
+    settings = {"QUIRE_GATEWAY_AUTH": "tokens", "QUIRE_GATEWAY_AUDIT_LOG": str(folder / "audit")}
     with LocalCluster(folder, settings=settings, arena_bytes=96 << 20, drive_bytes=128 << 20) as made:
         yield made
 
@@ -374,3 +374,24 @@ async def test_images_over_http(world: World) -> None:
         async with http.get(base + "/v1/images") as answer:
             assert "cat" not in json.dumps(await answer.json())
     assert (await world.alice.images.get_record("cat")) == _record()
+
+
+async def test_what_was_refused_is_in_the_audit_log(world: World, cluster: LocalCluster) -> None:
+    """Of every frontend, with the key that was shown; and what an operator has done."""
+    with pytest.raises(NotAllowed):
+        await world.mallory.client.lookup(world.alice.namespace, world.keys)
+    hers = world.alice.namespace.tag.hex()
+    assert (await request("GET", f"http://{cluster.s3_address}/quire-kv/{hers}/0", world.mallory.s3_key))[0] == 403
+    async with aiohttp.ClientSession() as http, http.get(f"http://{cluster.http_address}/v1/images/cat") as answer:
+        assert answer.status == 401
+    async with AdminClient(cluster.admin_address, cluster.secret) as operator:
+        await operator.set_theta(0)
+    lines = [json.loads(line) for line in (cluster.folder / "audit").read_text().splitlines()]
+    told = {(each["audit"], each["act"].split(" ")[0].rpartition("/")[2], each["tenant"]) for each in lines}
+    assert {
+        ("denied", "Lookup", "mallory"),
+        ("denied", "S3", "mallory"),
+        ("denied", "GET", ""),
+        ("act", "SetTheta", ""),
+    } <= told
+    assert {each["act"].split(" ")[0] for each in lines if each["key"] == world.mallory.s3_key[0]} >= {"S3"}

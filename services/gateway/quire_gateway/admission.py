@@ -7,10 +7,11 @@ import contextlib
 import hmac
 import secrets as random
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
+from quire.model.errors import NotAllowed, QuireError, ResourceExhausted, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import counter, names
@@ -59,10 +60,32 @@ class Need:
     memory: int = 0
 
 
+class Audit(Protocol):
+    """Where acts and denied accesses are recorded; see `quire_gateway.audit`."""
+
+    def act(self, act: str, subject: str, error: QuireError | None) -> None: ...
+    def request(self, method: str, error: Exception) -> None: ...
+
+
+class NoAudit:
+    """Records nothing."""
+
+    def act(self, act: str, subject: str, error: QuireError | None) -> None:
+        return
+
+    def request(self, method: str, error: Exception) -> None:
+        return
+
+
+CALLER: Final[ContextVar[Principal | None]] = ContextVar("caller", default=None)
+"""The caller of the request that is being answered, once it is authenticated."""
+
+
 class Admission:
     """`QUIRE_GATEWAY_AUTH` says whether tokens are asked for. Limits hold for tenants: of a key, or of a salt."""
 
-    def __init__(self, config: GatewayConfig, keys: KeyRing, clock: Clock) -> None:
+    def __init__(self, config: GatewayConfig, keys: KeyRing, clock: Clock, audit: Audit | None = None) -> None:
+        self.audit = audit or NoAudit()
         self._config = config
         self._keys = keys
         self._clock = clock
@@ -96,6 +119,11 @@ class Admission:
 
     async def authenticate(self, header: str) -> Principal:
         """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
+        principal = await self._authenticated(header)
+        CALLER.set(principal)
+        return principal
+
+    async def _authenticated(self, header: str) -> Principal:
         token = bearer(header)
         if not token.isascii():
             raise Unauthenticated("a token has ASCII characters only", field=AUTHORIZATION)
@@ -128,12 +156,15 @@ class Admission:
     def principal(self, key: AccessKey) -> Principal:
         """Of an access key whose secret was shown."""
         salts = self._keys.salts(key.tenant)
-        return Principal(tenant=key.tenant, salts=salts, read_only=key.read_only, rdma=key.rdma, key=key)
+        principal = Principal(tenant=key.tenant, salts=salts, read_only=key.read_only, rdma=key.rdma, key=key)
+        CALLER.set(principal)
+        return principal
 
     async def caller(self, context: Any) -> Principal:
         """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
         known: Principal | None = getattr(context, "principal", None)
         if known is not None:
+            CALLER.set(known)
             return known
         metadata = context.invocation_metadata() or ()
         return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))

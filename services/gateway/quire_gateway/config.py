@@ -46,6 +46,7 @@ class GatewayConfig(MemberConfig):
         "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed",
         choices=("off", "tokens"),
     )
+    audit_log: str = setting("", "file for the audit log; empty: standard error output, beside the log")
     accept_unproven: bool = setting(
         False, "with tokens: let clients of the release before, which prove no addresses, name memory"
     )

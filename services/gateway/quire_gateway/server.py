@@ -39,6 +39,7 @@ from quire_gateway.adapters.cluster import (
 from quire_gateway.adapters.spans import GrpcClusterSpans
 from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission
+from quire_gateway.audit import AuditLog
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
@@ -185,6 +186,7 @@ def _listeners(
         connection_age_s=config.connection_age_s,
         message_bytes_max=_MESSAGE_BYTES_MAX,
         authenticate=admission.caller,
+        on_failure=admission.audit.request,
     )
     members = public(config.listen, service, tls=tls, secrets=config.secrets)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
@@ -200,6 +202,7 @@ def _listeners(
             ["quire.v1.AdminService"],
             tls=tls,
             authenticate=admission.caller,
+            on_failure=admission.audit.request,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
         admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation)
@@ -347,7 +350,8 @@ async def serve(config: GatewayConfig) -> None:
     own = _own_memory(config, images, latents, catalogue, memory, vaes, reach, warming)
     boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
-    admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
+    audit, watching = AuditLog(config.audit_log, clock), Watching(CacheEvents(redis))
+    admission = Admission(config, keys, clock, audit)
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,

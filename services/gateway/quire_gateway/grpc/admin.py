@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+from quire.model.errors import QuireError
 from quire.model.events import NO_PARENT, CacheEvent
+from quire.model.hashing import tenant_name
 from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
 from quire.wire import convert
@@ -44,23 +46,33 @@ class AdminServicer(AdminServiceServicer):
         self._orchestrator = orchestrator
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
-        response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request, context)
+        response: pb.SetPolicyResponse = await self._act(
+            self._orchestrator.SetPolicy,
+            request,
+            context,
+            lambda: convert.namespace_from(request.namespace).tag.hex(),
+        )
         return response
 
     async def SetTenant(self, request: pb.SetTenantRequest, context: Any) -> pb.SetTenantResponse:
-        response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request, context)
+        response: pb.SetTenantResponse = await self._act(
+            self._orchestrator.SetTenant, request, context, lambda: request.name or tenant_name(request.tenant_salt)
+        )
         return response
 
     async def ListPolicies(self, request: pb.ListPoliciesRequest, context: Any) -> pb.ListPoliciesResponse:
-        response: pb.ListPoliciesResponse = await self._forward(self._orchestrator.ListPolicies, request, context)
+        response: pb.ListPoliciesResponse = await self._act(self._orchestrator.ListPolicies, request, context)
         return response
 
     async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
-        response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request, context)
+        response: pb.SetThetaResponse = await self._act(
+            self._orchestrator.SetTheta, request, context, lambda: str(request.theta_bytes)
+        )
         return response
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            self._admission.audit.act("Watch", request.after, None)
             async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
                 async for page in pages:
                     events = [convert.event_to(await self._with_clients_keys(event)) for event in page.events]
@@ -70,6 +82,7 @@ class AdminServicer(AdminServiceServicer):
         self, request: pb.ListClusterSpansRequest, context: Any
     ) -> AsyncIterator[pb.ListClusterSpansResponse]:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            self._admission.audit.act("ListSpans", request.trace_id, None)
             async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
                 async for page in pages:
                     yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
@@ -84,6 +97,15 @@ class AdminServicer(AdminServiceServicer):
         translated = b"".join(NO_PARENT if derived == NO_PARENT else parent for derived, parent in pairs)
         return replace(event, keys=keys, parents=translated)
 
-    async def _forward(self, method: Any, request: Any, context: Any) -> Any:
+    async def _act(self, method: Any, request: Any, context: Any, subject: Callable[[], str] = str) -> Any:
+        """Forward an act to the orchestrator, and record it. `subject`: returns its object; called once admitted."""
+        act, subject_of_act = type(request).__name__.removesuffix("Request"), ""
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
-            return await call(method, request, timeout_s=self._timeout_s)
+            try:
+                subject_of_act = subject()
+                response = await call(method, request, timeout_s=self._timeout_s)
+            except QuireError as error:
+                self._admission.audit.act(act, subject_of_act, error)
+                raise
+        self._admission.audit.act(act, subject_of_act, None)
+        return response

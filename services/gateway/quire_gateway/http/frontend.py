@@ -15,7 +15,7 @@ from typing import IO, Final
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest
+from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
 from quire.model.images import MEDIA_TYPES, ExpectedImage, ImageEntry
 from quire.model.latents import encode_record
 from quire.model.signed_urls import UrlClaim
@@ -118,11 +118,15 @@ class ImagesFrontend:
         if request.path == "/healthz":
             return await handler(request)
         with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID]):
-            principal = await self._principal(request)
-            need = Need(write=request.method in ("PUT", "DELETE", "POST"), payload=request.content_length or 0)
-            with self._admission.admit(principal, need) as admitted:
-                request[_PRINCIPAL], request[_ADMITTED] = principal, admitted
-                return await handler(request)
+            try:
+                principal = await self._principal(request)
+                need = Need(write=request.method in ("PUT", "DELETE", "POST"), payload=request.content_length or 0)
+                with self._admission.admit(principal, need) as admitted:
+                    request[_PRINCIPAL], request[_ADMITTED] = principal, admitted
+                    return await handler(request)
+            except QuireError as error:
+                self._admission.audit.request(f"{request.method} {request.path}", error)
+                raise
 
     async def _principal(self, request: web.Request) -> Principal:
         """By a signed URL, to read; else by the header."""

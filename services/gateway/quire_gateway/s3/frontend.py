@@ -176,6 +176,7 @@ class S3Frontend:
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
+            self._admission.audit.request(f"S3 {http.method} {http.path}", error)
             if call is not None and call.streaming is not None:
                 # The answer has begun: what would come now would count as the object's bytes.
                 logger().error("an S3 answer broke off", request_id=request_id, exc_info=error)

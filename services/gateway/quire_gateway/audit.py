@@ -1,0 +1,74 @@
+"""The audit log: one JSON line for each act of an operator, and for each access that was denied."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from quire.model.errors import LeaseForged, NotAllowed, QuireError, Unauthenticated
+from quire_gateway.admission import CALLER
+from quire_gateway.core.s3_errors import S3Error
+from quire_server.clock import Clock
+
+_DENIALS: Final = (NotAllowed, Unauthenticated, LeaseForged)
+_S3_DENIALS: Final = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
+_A_SECOND_MAX: Final = 100
+
+
+class AuditLog:
+    """Appends to a file, or writes to the standard error output, beside the log of the service.
+
+    Of denied accesses at most a hundred a second are written; the next line says how many were left out.
+    """
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        """`path`: of the file; empty for the standard error output. Raises `OSError`."""
+        self._file = Path(path).open("a", encoding="utf-8") if path else sys.stderr  # noqa: SIM115
+        self._clock = clock
+        self._second = 0
+        self._written = 0
+        self._left_out = 0
+
+    def act(self, act: str, subject: str, error: QuireError | None) -> None:
+        """Record an act of an operator, which has succeeded or failed."""
+        self._write("act", act, subject, "ok" if error is None else f"{error.code()}: {error}")
+
+    def request(self, method: str, error: Exception) -> None:
+        """Record a request that has failed, if its access was denied."""
+        denied = isinstance(error, _DENIALS) or (isinstance(error, S3Error) and error.code in _S3_DENIALS)
+        if denied and self._has_room():
+            self._write("denied", method, getattr(error, "field", ""), f"{_code_of(error)}: {error}")
+
+    def _has_room(self) -> bool:
+        second = int(self._clock.monotonic_s())
+        if second != self._second:
+            self._second, self._written = second, 0
+        self._written += 1
+        if self._written > _A_SECOND_MAX:
+            self._left_out += 1
+            return False
+        return True
+
+    def _write(self, kind: str, act: str, subject: str, outcome: str) -> None:
+        caller = CALLER.get()
+        record = {
+            "audit": kind,
+            "at_ms": self._clock.now_ms(),
+            "key": caller.key.name if caller is not None and caller.key is not None else "",
+            "tenant": caller.tenant if caller is not None else "",
+            "operator": caller is not None and caller.member,
+            "act": act,
+            "object": subject,
+            "outcome": outcome,
+        }
+        if self._left_out:
+            record["left_out"], self._left_out = self._left_out, 0
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+def _code_of(error: Exception) -> str:
+    code = getattr(error, "code", "")
+    return str(code()) if callable(code) else str(code)
