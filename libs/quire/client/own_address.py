@@ -104,7 +104,7 @@ class OwnAddress:
             except AddressUnproven as error:
                 if error.field != "nonce":
                     raise
-                logger().info("a nonce was refused, and another one is asked for", error=str(error))
+                logger().info("the gateway refused a nonce; requesting another one", error=str(error))
                 await asyncio.sleep(0.1)
 
     async def _prove(self) -> tuple[float, float]:

@@ -35,11 +35,11 @@ class FairQueue(Generic[Item]):
         """Return how many items match."""
         return sum(1 for items in self._waiting.values() for item in items if matches(item))
 
-    def take_alike(self, matches: Callable[[Item], bool], most: int) -> list[Item]:
-        """Take up to `most` items that match, in turns of the tenants that have some. Others keep their places."""
+    def take_alike(self, matches: Callable[[Item], bool], count: int) -> list[Item]:
+        """Take up to `count` matching items, in turns of their tenants. The order of the other items is unchanged."""
         taken: list[Item] = []
         tenants = deque(self._waiting)
-        while tenants and len(taken) < most:
+        while tenants and len(taken) < count:
             tenant = tenants.popleft()
             item = next(filter(matches, self._waiting[tenant]), None)
             if item is not None:

@@ -16,7 +16,7 @@ RETENTIONS_MAX: Final = 16_384
 # KEYS: the tenant's retentions, by the last chunk's key (its tip): "until:bytes". ARGV: 1 the tip, 2 bytes, 3 until,
 # 4 now, 5 limit, 6 most retentions, then tips within the prefix. Returns the bytes that are retained with it, or would
 # be if that is above the limit, and the tips of shorter retentions that it replaces: they are not counted here, and
-# stay until their pins are gone.
+# remain until they are unpinned.
 _RESERVE: Final = """
 local key, tip, bytes, untl, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local inside, inner, sum, count, latest = {}, {}, bytes, 1, untl

@@ -92,9 +92,9 @@ class Device:
     def _take(self) -> list[_Waiting]:
         """Take the next latent in turn, and others of its kind."""
         first = self._queue.take()
-        alike = 1 + self._queue.count(lambda each: each.kind == first.kind)
-        more = self._sizes_of(first.kind).next_size(alike) - 1
-        return [first, *self._queue.take_alike(lambda each: each.kind == first.kind, more)]
+        alike = 1 + self._queue.count(lambda latent: latent.kind == first.kind)
+        size = self._sizes_of(first.kind).next_size(alike)
+        return [first, *self._queue.take_alike(lambda latent: latent.kind == first.kind, size - 1)]
 
     async def _run(self, batch: list[_Waiting]) -> None:
         sizes, loop = self._sizes_of(batch[0].kind), asyncio.get_running_loop()

@@ -129,8 +129,8 @@ class WorkerAddresses:
             raise NoStorageNode("no storage node could try the address")
         if not self._room.take(tenant):
             raise TooManyRequests("other addresses of this tenant are being proved", retry_after_s=_RETRY_S)
-        nonce, some = os.urandom(step.nonce_bytes), random.sample(nodes, min(_NODES_TRIED, len(nodes)))
-        sending = asyncio.create_task(self._sent(some, tenant, target, nonce), context=background())
+        nonce, candidates = os.urandom(step.nonce_bytes), random.sample(nodes, min(_NODES_TRIED, len(nodes)))
+        sending = asyncio.create_task(self._sent(candidates, tenant, target, nonce), context=background())
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
         return self._proofs.challenge(step, tenant, address, nonce, self._clock.now_ms() + _CHALLENGE_MS)

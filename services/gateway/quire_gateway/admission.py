@@ -61,7 +61,7 @@ class Need:
 
 
 class Audit(Protocol):
-    """Where acts and denied accesses are recorded; see `quire_gateway.audit`."""
+    """Records acts of operators and denied accesses; see `quire_gateway.audit`."""
 
     def act(self, act: str, subject: str, error: QuireError | None) -> None: ...
     def request(self, method: str, error: Exception) -> None: ...

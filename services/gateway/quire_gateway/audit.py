@@ -18,7 +18,7 @@ _A_SECOND_MAX: Final = 100
 
 
 class AuditLog:
-    """Appends to a file, or writes to the standard error output, beside the log of the service.
+    """Appends to a file, or writes to the standard error output.
 
     Of denied accesses at most a hundred a second are written; the next line says how many were left out.
     """

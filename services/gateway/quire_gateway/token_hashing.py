@@ -1,4 +1,4 @@
-"""Keys of token lists that clients send in place of keys: hashed in one thread, in turns of tenants."""
+"""Hashing of token lists that clients send instead of keys, in one thread, in turns of tenants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS_MAX: Final = 1 << 20
 
 
 class TokenHashing:
-    """One thread: hashing holds the interpreter most of the time, so that more would not be faster."""
+    """Hashes in one thread: hashing holds the interpreter's lock most of the time, so that more would not be faster."""
 
     def __init__(self) -> None:
         self._turns = FairTurns(1)

@@ -90,7 +90,7 @@ class Backends:
         return count
 
     async def _abort_stale(self, tenant: str, bucket: str, before_s: float) -> None:
-        """As a lifecycle rule with AbortIncompleteMultipartUpload does in S3."""
+        """Abort uploads that were begun before a time, as S3's AbortIncompleteMultipartUpload does."""
         for upload_id in await self.buckets.stale_uploads(tenant, bucket, before_s):
             await self.buckets.abort(tenant, bucket, upload_id, self.clock.now_ms())
 

@@ -219,7 +219,7 @@ class _Asked:
 
 
 def _is_after(upload: Upload, key: str, upload_id: str) -> bool:
-    """Whether an upload comes behind the markers of ListMultipartUploads, the second of which is optional."""
+    """Whether an upload follows the markers of ListMultipartUploads, the second of which is optional."""
     return upload.key > key or (bool(upload_id) and upload.key == key and upload.upload_id > upload_id)
 
 
