@@ -35,7 +35,12 @@ class GatewayConfig(MemberConfig):
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
     s3_upload_days: float = setting(7.0, "age at which unfinished multipart uploads are aborted; 0: never", minimum=0)
-    s3_requests_max: int = setting(256, "S3 requests at the same time; more are told to slow down", minimum=1)
+    s3_requests_max: int = setting(
+        512, "S3 requests at a time, which tenants share; more are answered with SlowDown", minimum=1
+    )
+    s3_bytes_max: int = setting(
+        1 << 30, "bytes read for S3 clients and not sent yet, which tenants share", minimum=64 << 20
+    )
     tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")

@@ -43,6 +43,7 @@ from quire_gateway.pictures import Encoded, Pictures
 from quire_gateway.public_certificate import PublicCertificate
 from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen, send, traced
 from quire_gateway.vaes import KnownVaes
+from quire_server.turns import FairTurns
 
 _BODY_TIMEOUT_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20
@@ -71,8 +72,8 @@ class ImagesFrontend:
         self._requests = HttpRequests("images")
         self._origins = Origins(config.http_origins)
         self._parameters = Parameters(config.images_presets, free=config.images_free_form)
-        self._serving = asyncio.Semaphore(config.http_requests_max)
-        self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
+        self._serving = FairTurns(config.http_requests_max)
+        self._putting = FairTurns(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
         self._certificate: PublicCertificate | None = None
 
@@ -155,7 +156,8 @@ class ImagesFrontend:
         """
         query = named(request.query.items(), OF_A_PUT)
         durability = durability_of(query.get("durability", "local"))
-        async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
+        tenant = request[_PRINCIPAL].tenant
+        async with self._spooled(request) as spool, self._putting.turn(tenant):  # a slow client holds no turn
             body, kind = await asyncio.to_thread(spool.read), request.content_type
             record, encoded = await self._record_of(body, kind, query)
             attributes = attributes_of(request.headers, query)
@@ -245,7 +247,7 @@ class ImagesFrontend:
                 raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
             return verdict is Verdict.NOT_MODIFIED
 
-        async with self._serving:
+        async with self._serving.turn(request[_PRINCIPAL].tenant):
             served, data = await self._images.get(request[_PRINCIPAL].tenant, request.match_info["id"], rendering, has)
         headers = {
             "ETag": served.etag,
@@ -335,7 +337,7 @@ class ImagesFrontend:
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         """The latent record as it was stored."""
-        async with self._serving:
+        async with self._serving.turn(request[_PRINCIPAL].tenant):
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
         headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(request, entry)
         return await self._send(request, record, headers)

@@ -26,6 +26,8 @@ from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 from quire_server import tasks
+from quire_server.core.shares import SharedBound
+from quire_server.shared_room import SharedRoom
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
@@ -65,6 +67,9 @@ _ABSENT: Final = frozenset(
 )
 
 
+_SLOW_DOWN: Final = S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
+
+
 class S3Frontend:
     """Does nothing without an address to listen on."""
 
@@ -83,10 +88,14 @@ class S3Frontend:
         self._backends = backends
         self._requests = HttpRequests("s3")
         self._running = 0
+        self._shares = SharedBound(config.s3_requests_max)
         self._runner: web.ServerRunner | None = None
         self._certificate: PublicCertificate | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        buckets, objects = BucketRequests(backends, config.s3_region), ObjectRequests(backends)
+        buckets, objects = (
+            BucketRequests(backends, config.s3_region),
+            ObjectRequests(backends, SharedRoom(config.s3_bytes_max)),
+        )
         # (level, method, the subresource in the query, or "") → operation. The first that fits.
         self._operations: list[tuple[str, str, str, Operation]] = [
             ("service", "GET", "", buckets.list_buckets),
@@ -164,15 +173,15 @@ class S3Frontend:
         call: Call | None = None
         self._running += 1
         try:
-            if self._running > self._config.s3_requests_max:
-                raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
+            if self._running > 2 * self._config.s3_requests_max:
+                raise _SLOW_DOWN
             with traced(http, names.GATEWAY_S3, request_id) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
                 call.principal = self._admission.principal(call.caller.key)
                 operation, by_rdma = self._operation(call)
                 span.set_attribute("quire.operation", getattr(operation, "__name__", ""))
-                response = await (operation(call) if by_rdma else self._admitted(operation, call))
+                response = await self._shared(operation, by_rdma, call)
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
@@ -191,6 +200,15 @@ class S3Frontend:
         if not http.content.is_eof():
             response.force_close()  # what is left of an unwanted body must not count as a request
         return response
+
+    async def _shared(self, operation: Operation, by_rdma: bool, call: Call) -> web.StreamResponse:
+        """Answer within the tenant's share of requests."""
+        if not self._shares.take(call.principal.tenant):
+            raise _SLOW_DOWN
+        try:
+            return await (operation(call) if by_rdma else self._admitted(operation, call))
+        finally:
+            self._shares.give_back(call.principal.tenant)
 
     async def _admitted(self, operation: Operation, call: Call) -> web.StreamResponse:
         """An operation whose bytes go by HTTP. What names memory is admitted once it is known how much."""

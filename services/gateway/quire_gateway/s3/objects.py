@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
@@ -20,6 +21,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
 from quire_server.redis.access import Level
+from quire_server.shared_room import SharedRoom
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000
@@ -37,11 +39,18 @@ _OVERRIDES: Final = {
 }
 
 
+READ_AHEAD_BYTES: Final = 16 << 20
+"""Of a GET: the piece that is being sent, and the next one."""
+_ROOM_S: Final = 20.0
+
+
 class ObjectRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, backends: Backends) -> None:
+    def __init__(self, backends: Backends, bodies: SharedRoom) -> None:
+        """`bodies`: bytes that were read for clients and are not sent yet."""
         self._backends = backends
+        self._bodies = bodies
 
     async def get(self, call: Call) -> web.StreamResponse:
         """GetObject, HeadObject: ranges, parts and conditions."""
@@ -64,14 +73,22 @@ class ObjectRequests:
             await response.prepare(call.http)
             return response
         call.admitted.take(end - start)
-        pieces = backend.read(entry, start, end)
+        try:
+            async with self._bodies.held(call.principal.tenant, min(end - start, READ_AHEAD_BYTES), _ROOM_S):
+                await self._send(call, response, backend.read(entry, start, end))
+        except TimeoutError:
+            if call.streaming is not None:
+                raise
+            raise S3Error("SlowDown", "Other answers of this tenant are not read", {"Retry-After": "1"}) from None
+        return response
+
+    async def _send(self, call: Call, response: web.StreamResponse, pieces: AsyncIterator[memoryview]) -> None:
         first = await anext(pieces)  # a failure up to here is still an answer
         call.streaming = response
         await response.prepare(call.http)
         await send(response, first)
         async for piece in pieces:
             await send(response, piece)
-        return response
 
     async def put(self, call: Call) -> web.StreamResponse:
         """PutObject: conditions, checksums, metadata."""
