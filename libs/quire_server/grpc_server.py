@@ -158,11 +158,11 @@ class Serving:
         if not isinstance(error, errors.QuireError):
             logger().error("a request failed unexpectedly", method=self._method, exc_info=error)
             error = errors.InternalError("internal error; the service's log has the details")
-        if self._on_failure is not None:
-            self._on_failure(self._method, error)
         self.code = status_of(error).name
         self._span.set_attribute("rpc.status_code", self.code)
         self._span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
+        if self._on_failure is not None:
+            self._on_failure(self._method, error)
         return error
 
 

@@ -19,10 +19,12 @@ _DECODER: Final = frozenset({"decoder"})
 
 _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Heartbeat", "Leave", "ListNodes"), _MEMBERS),
-    **dict.fromkeys(("Allocate", "Release", "Evict"), _GATEWAY),
+    **dict.fromkeys(("Allocate", "Evict"), _GATEWAY),
     **dict.fromkeys(("PutImage", "HeadImage", "DeleteImage", "ListImages", "RouteImage", "FinishImage"), _GATEWAY),
     **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta"), _GATEWAY),
-    **dict.fromkeys(("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies"), _GATEWAY | _STORAGE),
+    **dict.fromkeys(
+        ("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies", "Release"), _GATEWAY | _STORAGE
+    ),
     **dict.fromkeys(("CommitObjects", "Withdraw", "WithdrawHeld", "GetGenerations"), _STORAGE),
     **dict.fromkeys(("GetListing", "ListHoldings", "TakeDrops", "SettleDrops"), _STORAGE),
     **dict.fromkeys(("ReportDamage", "ReportRebuilt"), _STORAGE),

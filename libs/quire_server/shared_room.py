@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from quire.model.errors import TooManyRequests
 from quire_server.core.shares import SharedBound
 
 
@@ -26,12 +27,15 @@ class SharedRoom:
         """Hold an amount for a tenant.
 
         Raises:
-            TimeoutError: The tenant's share had no room for `wait_s` seconds.
+            TooManyRequests: The tenant's share had no room for `wait_s` seconds.
         """
-        async with asyncio.timeout(wait_s) as limit:
-            while not self._bound.take(tenant, amount):
-                await self._change()
-            limit.reschedule(None)
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                while not self._bound.take(tenant, amount):
+                    await self._change()
+                limit.reschedule(None)
+        except TimeoutError:
+            raise TooManyRequests("other answers of this tenant are not read", retry_after_s=1.0) from None
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from quire.model.errors import TooManyRequests
 from quire_server.shared_room import SharedRoom
 
 
@@ -18,7 +19,7 @@ async def test_one_tenant_leaves_room_to_others() -> None:
 
     tasks = [asyncio.create_task(keep("greedy", 2)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TooManyRequests):
         await keep("greedy", 2, 0.02)
     waiting = asyncio.create_task(keep("greedy", 2))
     tasks.append(asyncio.create_task(keep("modest", 2)))

@@ -43,6 +43,8 @@ class OwnAddress:
         self._proved = b""  # the address
         self._renew_s = self._good_until_s = self._failed_until_s = -math.inf
         self._attempt: asyncio.Task[None] | None = None
+        self._last_refusal: QuireError | None = None
+        self._closed = False
 
     def on_nonce(self, half: bytes) -> None:
         """Accept a nonce from the data plane. The gateway will refuse it if no node of the cluster has sent it."""
@@ -50,7 +52,8 @@ class OwnAddress:
             self._halves.put_nowait(half)
 
     def close(self) -> None:
-        """End the running attempt."""
+        """End the running attempt, and begin no other."""
+        self._closed = True
         if self._attempt is not None:
             self._attempt.cancel()
 
@@ -63,20 +66,23 @@ class OwnAddress:
             NotAllowed: The key may not name memory.
             TooManyRequests: The gateway has no room for the proof.
         """
-        now_s, same = asyncio.get_running_loop().time(), self._transport.address == self._proved
-        if same and now_s < self._renew_s:
-            return
-        failed = self._attempt is not None and self._attempt.done() and now_s < self._failed_until_s
-        if self._attempt is None or (self._attempt.done() and not failed):
-            self._attempt = asyncio.create_task(self._try(), context=background())
-            self._attempt.add_done_callback(_seen)
-        if same and now_s < self._good_until_s:
-            self._renew_s = now_s + _RENEWAL_PAUSE_S
-            return
-        await asyncio.wait([self._attempt])
-        if self._attempt.cancelled():
-            raise PeerLost("the client was closed")
-        self._attempt.result()
+        while True:
+            now_s, same = asyncio.get_running_loop().time(), self._transport.address == self._proved
+            if same and now_s < self._renew_s:
+                return
+            if self._closed:
+                raise PeerLost("the client was closed")
+            attempt = self._attempt
+            if attempt is None or (attempt.done() and now_s >= self._failed_until_s):
+                attempt = self._attempt = asyncio.create_task(self._try(), context=background())
+                attempt.add_done_callback(_seen)
+            if same and now_s < self._good_until_s:
+                self._renew_s = now_s + _RENEWAL_PAUSE_S
+                return
+            await asyncio.wait([attempt])
+            if attempt.cancelled():
+                raise PeerLost("the client was closed")
+            attempt.result()  # or its error
 
     async def _try(self) -> None:
         loop = asyncio.get_running_loop()
@@ -86,6 +92,8 @@ class OwnAddress:
                 lifetime_s, renew_s = await self._with_patience()
         except TimeoutError:
             self._failed_until_s = loop.time() + _FAILURE_S
+            if self._last_refusal is not None:
+                raise self._last_refusal from None
             why = f"no nonce came from the cluster within {_NONCE_S:g} s: no way to this process"
             raise PeerLost(f"{why}; {NO_WAY}") from None
         except QuireError:
@@ -96,14 +104,17 @@ class OwnAddress:
 
     async def _with_patience(self) -> tuple[float, float]:
         """Repeat an attempt that had no room, or took the late nonce of another one for its own."""
+        self._last_refusal = None
         while True:
             try:
                 return await self._prove()
             except TooManyRequests as error:
+                self._last_refusal = error
                 await asyncio.sleep(error.retry_after_s or 1.0)
             except AddressUnproven as error:
                 if error.field != "nonce":
                     raise
+                self._last_refusal = error
                 logger().info("the gateway refused a nonce; requesting another one", error=str(error))
                 await asyncio.sleep(0.1)
 
@@ -120,9 +131,9 @@ class OwnAddress:
         except (NotImplementedHere, InvalidRequest) as error:
             if isinstance(error, InvalidRequest) and error.field != "request":
                 raise
-            return _UNASKED_S, _UNASKED_S  # a gateway of the release before
+            return 2 * _UNASKED_S, _UNASKED_S  # a gateway of the release before
         if not answer.challenge:
-            return _UNASKED_S, _UNASKED_S
+            return 2 * _UNASKED_S, _UNASKED_S
         for step in Step:
             half = await self._halves.get()
             nonce = half if step is Step.MESSAGE else bytes(view[:HALF_BYTES]) + half

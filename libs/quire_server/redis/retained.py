@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -15,8 +15,8 @@ RETENTIONS_MAX: Final = 16_384
 
 # KEYS: the tenant's retentions, by the last chunk's key (its tip): "until:bytes". ARGV: 1 the tip, 2 bytes, 3 until,
 # 4 now, 5 limit, 6 most retentions, then tips within the prefix. Returns the bytes that are retained with it, or would
-# be if that is above the limit, and the tips of shorter retentions that it replaces: they are not counted here, and
-# remain until they are unpinned.
+# be if that is above the limit, and the shorter retentions that it replaces: they are not counted here, and remain
+# until they are unpinned.
 _RESERVE: Final = """
 local key, tip, bytes, untl, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local inside, inner, sum, count, latest = {}, {}, bytes, 1, untl
@@ -31,6 +31,7 @@ for at = 1, #all, 2 do
         latest = math.max(latest, ends)
         if inside[other] and ends <= untl then
             inner[#inner + 1] = other
+            inner[#inner + 1] = all[at + 1]
         else
             sum, count = sum + tonumber(size), count + 1
         end
@@ -45,16 +46,25 @@ return {sum, inner}
 """
 
 
+# KEYS: the tenant's retentions. ARGV: tips and what was known of them, in turns.
+_FORGET: Final = """
+for at = 1, #ARGV, 2 do
+    if redis.call('HGET', KEYS[1], ARGV[at]) == ARGV[at + 1] then redis.call('HDEL', KEYS[1], ARGV[at]) end
+end
+"""
+
+
 class RetainedBytes:
     """The retentions of tenants with limits; see `quire_gateway.retention`."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._reserve = client.register_script(_RESERVE)
+        self._forget = client.register_script(_FORGET)
 
     async def reserve(
         self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
-    ) -> tuple[int, list[bytes]]:
+    ) -> tuple[int, dict[bytes, bytes]]:
         """Count the retention of a prefix, unless the tenant would exceed the limit.
 
         Args:
@@ -66,23 +76,24 @@ class RetainedBytes:
             limit: Bytes that the tenant may retain.
 
         Returns:
-            The tenant's retained bytes, above the limit if nothing was counted; and the last keys of shorter
-            retentions that end no later.
+            The tenant's retained bytes, above the limit if nothing was counted; and the shorter retentions that end no
+            later, by their last key.
         """
         inside = [tip for tip in await self.known(tenant, keys) if tip != keys[-1]]
         args: list[Any] = [keys[-1], retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
         async with metadata_errors():
             retained, inner = await self._reserve(keys=[_KEY + tenant], args=args)
-        return int(retained), list(inner)
+        return int(retained), dict(zip(inner[::2], inner[1::2], strict=True))
 
-    async def known(self, tenant: str, keys: Sequence[bytes]) -> list[bytes]:
-        """Return those of the keys that are the last ones of counted retentions."""
+    async def known(self, tenant: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the counted retentions whose last key is among the keys."""
         async with metadata_errors():
-            tips = cast(list[bytes], await self._client.hkeys(_KEY + tenant))
-        return list(set(tips).intersection(keys))
+            counted = cast(dict[bytes, bytes], await self._client.hgetall(_KEY + tenant))
+        return {tip: counted[tip] for tip in set(counted).intersection(keys)}
 
-    async def forget(self, tenant: str, tips: Sequence[bytes]) -> None:
-        """Count retentions no longer."""
-        if tips:
+    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes]) -> None:
+        """Count retentions no longer, unless they have changed since they were read."""
+        if retentions:
+            args = [part for retention in retentions.items() for part in retention]
             async with metadata_errors():
-                await self._client.hdel(_KEY + tenant, *tips)
+                await self._forget(keys=[_KEY + tenant], args=args)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from quire.model.errors import NotAllowed, QuireError, ResourceExhausted, Unauthenticated
+from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import counter, names
@@ -63,14 +63,14 @@ class Need:
 class Audit(Protocol):
     """Records acts of operators and denied accesses; see `quire_gateway.audit`."""
 
-    def act(self, act: str, subject: str, error: QuireError | None) -> None: ...
+    def act(self, act: str, subject: str, error: BaseException | None) -> None: ...
     def request(self, method: str, error: Exception) -> None: ...
 
 
 class NoAudit:
     """Records nothing."""
 
-    def act(self, act: str, subject: str, error: QuireError | None) -> None:
+    def act(self, act: str, subject: str, error: BaseException | None) -> None:
         return
 
     def request(self, method: str, error: Exception) -> None:

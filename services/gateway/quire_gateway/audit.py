@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from quire.model.errors import LeaseForged, NotAllowed, QuireError, Unauthenticated
+from quire.model.errors import AddressUnproven, ConfigInvalid, LeaseForged, NotAllowed, Unauthenticated
+from quire.telemetry import logger
 from quire_gateway.admission import CALLER
 from quire_gateway.core.s3_errors import S3Error
 from quire_server.clock import Clock
@@ -24,21 +25,26 @@ class AuditLog:
     """
 
     def __init__(self, path: str, clock: Clock) -> None:
-        """`path`: of the file; empty for the standard error output. Raises `OSError`."""
-        self._file = Path(path).open("a", encoding="utf-8") if path else sys.stderr  # noqa: SIM115
+        """`path`: of the file; empty for the standard error output. Raises `ConfigInvalid`."""
+        try:
+            self._file = Path(path).open("a", encoding="utf-8") if path else sys.stderr  # noqa: SIM115
+        except OSError as error:
+            raise ConfigInvalid(f"QUIRE_GATEWAY_AUDIT_LOG={path!r}: {error}") from None
         self._clock = clock
         self._second = 0
         self._written = 0
         self._left_out = 0
 
-    def act(self, act: str, subject: str, error: QuireError | None) -> None:
-        """Record an act of an operator, which has succeeded or failed."""
-        self._write("act", act, subject, "ok" if error is None else f"{error.code()}: {error}")
+    def act(self, act: str, subject: str, error: BaseException | None) -> None:
+        """Record an act of an operator, which has succeeded, failed, or was abandoned and may have succeeded."""
+        outcome = "ok" if error is None else f"{_code_of(error)}: {error}"
+        self._write("act", act, subject, outcome)
 
     def request(self, method: str, error: Exception) -> None:
         """Record a request that has failed, if its access was denied."""
         denied = isinstance(error, _DENIALS) or (isinstance(error, S3Error) and error.code in _S3_DENIALS)
-        if denied and self._has_room():
+        nonce = isinstance(error, AddressUnproven) and error.field == "nonce"  # late ones are sent again
+        if denied and not nonce and self._has_room():
             self._write("denied", method, getattr(error, "field", ""), f"{_code_of(error)}: {error}")
 
     def _has_room(self) -> bool:
@@ -65,10 +71,13 @@ class AuditLog:
         }
         if self._left_out:
             record["left_out"], self._left_out = self._left_out, 0
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except (OSError, ValueError) as error:  # a full disk, a closed pipe: requests go on
+            logger().error("the audit log cannot be written", error=str(error))
 
 
-def _code_of(error: Exception) -> str:
-    code = getattr(error, "code", "")
+def _code_of(error: BaseException) -> str:
+    code = getattr(error, "code", type(error).__name__)
     return str(code()) if callable(code) else str(code)

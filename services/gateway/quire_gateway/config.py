@@ -39,7 +39,7 @@ class GatewayConfig(MemberConfig):
         512, "S3 requests at a time, which tenants share; more are answered with SlowDown", minimum=1
     )
     s3_bytes_max: int = setting(
-        1 << 30, "bytes read for S3 clients and not sent yet, which tenants share", minimum=64 << 20
+        2 << 30, "bytes read for S3 clients and not sent yet, which tenants share", minimum=64 << 20
     )
     tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")

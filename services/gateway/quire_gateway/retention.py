@@ -9,7 +9,7 @@ Retained chunks are not evicted when a tenant exceeds its limit of stored bytes,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -34,9 +34,9 @@ class Retained(Protocol):
 
     async def reserve(
         self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
-    ) -> tuple[int, list[bytes]]: ...
-    async def known(self, tenant: str, keys: Sequence[bytes]) -> list[bytes]: ...
-    async def forget(self, tenant: str, tips: Sequence[bytes]) -> None: ...
+    ) -> tuple[int, dict[bytes, bytes]]: ...
+    async def known(self, tenant: str, keys: Sequence[bytes]) -> dict[bytes, bytes]: ...
+    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes]) -> None: ...
 
 
 class Retention:
@@ -82,10 +82,11 @@ class Retention:
             if not chunks:
                 return 0, until_ms
             keys = keys.run(0, chunks)  # what is stored from now on is not counted, and so not pinned
-        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit) if limit else []
+        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit) if limit else {}
         pin = Pin(lease_id=_name(namespace), expires_ms=until_ms, ttl_ms=ttl_ms, now_ms=now_ms)
         match = await self._index.match(keys, pin)
-        await self._release(namespace, keys, inner)
+        shorter = set(keys.run(0, max(0, match.count - 1)))  # the last one may be pinned by this very call
+        await self._release(namespace, keys, {tip: about for tip, about in inner.items() if tip in shorter})
         held = takewhile(lambda run: run.nodes, match.runs)
         return sum(run.count for run in held), until_ms
 
@@ -103,8 +104,8 @@ class Retention:
 
     async def _reserve(
         self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int
-    ) -> list[bytes]:
-        """Count a prefix against the limit; the last keys of retentions that it replaces. Raises `QuotaExceeded`."""
+    ) -> dict[bytes, bytes]:
+        """Count a prefix against the limit; the retentions that it replaces. Raises `QuotaExceeded`."""
         assert self._retained is not None, "the tenant has a limit"
         size = len(keys) * namespace.layout.chunk_bytes
         retained, inner = await self._retained.reserve(namespace.tenant, list(keys), size, until_ms, now_ms, limit)
@@ -112,17 +113,20 @@ class Retention:
             raise QuotaExceeded(f"{retained} bytes would be retained, {limit} may be stored", field="ttl_ms")
         return inner
 
-    async def _known(self, namespace: Namespace, keys: ChunkKeys) -> list[bytes]:
+    async def _known(self, namespace: Namespace, keys: ChunkKeys) -> dict[bytes, bytes]:
         assert self._retained is not None, "the tenant has a limit"
         return await self._retained.known(namespace.tenant, list(keys))
 
-    async def _release(self, namespace: Namespace, keys: ChunkKeys, tips: Sequence[bytes]) -> int:
-        """Unpin retentions that end within a prefix, and count those no more that were pinned."""
-        if not tips or self._retained is None:
+    async def _release(self, namespace: Namespace, keys: ChunkKeys, retentions: Mapping[bytes, bytes]) -> int:
+        """Unpin retentions that end within a prefix, and count those no more that were pinned and are unchanged."""
+        if not retentions or self._retained is None:
             return 0
-        places = {key: index for index, key in enumerate(keys)}
-        name = _name(namespace)
-        released = [tip for tip in tips if await self._index.unpin(keys.bucket_of(places[tip]), tip, name)]
+        places, name = {key: index for index, key in enumerate(keys)}, _name(namespace)
+        released = {
+            tip: about
+            for tip, about in retentions.items()
+            if await self._index.unpin(keys.bucket_of(places[tip]), tip, name)
+        }
         await self._retained.forget(namespace.tenant, released)
         return len(released)
 

@@ -75,7 +75,8 @@ async def test_it_is_renewed_in_the_background(gateway: _Gateway) -> None:
     async with asyncio.timeout(1):
         await gateway.own.prove()
     assert gateway.transport.proof == first
-    gateway.own.close()
+    assert gateway.own._attempt is not None
+    gateway.own._attempt.cancel()
     await asyncio.sleep(0)
     gateway.own._renew_s, gateway.sends = 0.0, True
     await gateway.own.prove()
@@ -130,4 +131,19 @@ async def test_late_nonces_and_full_gateways_are_tried_again(gateway: _Gateway) 
     gateway.refuses = [AddressUnproven("a storage node's own", field="target.worker_address")]
     gateway.own._renew_s = gateway.own._good_until_s = 0.0
     with pytest.raises(AddressUnproven, match="storage node"):
+        await gateway.own.prove()
+
+
+async def test_a_closed_client_begins_no_attempt(gateway: _Gateway) -> None:
+    gateway.own.close()
+    with pytest.raises(PeerLost, match="closed"):
+        await gateway.own.prove()
+    assert not gateway.asked
+
+
+async def test_a_gateway_without_room_is_named(gateway: _Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a way that is missing."""
+    monkeypatch.setattr(module, "_NONCE_S", 0.1)
+    gateway.refuses = [TooManyRequests("others first", retry_after_s=0.02) for _ in range(50)]
+    with pytest.raises(TooManyRequests, match="others first"):
         await gateway.own.prove()

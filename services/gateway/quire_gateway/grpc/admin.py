@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-from quire.model.errors import QuireError
 from quire.model.events import NO_PARENT, CacheEvent
 from quire.model.hashing import tenant_name
 from quire.model.index import NO_NAMESPACE
@@ -104,7 +103,7 @@ class AdminServicer(AdminServiceServicer):
             try:
                 subject_of_act = subject()
                 response = await call(method, request, timeout_s=self._timeout_s)
-            except QuireError as error:
+            except BaseException as error:  # also of an operator who has hung up
                 self._admission.audit.act(act, subject_of_act, error)
                 raise
         self._admission.audit.act(act, subject_of_act, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +27,10 @@ _MAX_KEYS: Final = 1000
 class BucketRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, backends: Backends, region: str) -> None:
+    def __init__(self, backends: Backends, region: str, on_failure: Callable[[str, Exception], None]) -> None:
+        """`on_failure`: called with each deletion of a DeleteObjects that fails."""
         self._backends = backends
+        self._on_failure = on_failure
         self._region = region
 
     async def list_buckets(self, call: Call) -> web.StreamResponse:
@@ -151,7 +154,7 @@ class BucketRequests:
             (each for each in await backend.uploads() if each.key.startswith(prefix) and _is_after(each, *after)),
             key=lambda each: (each.key, each.upload_id),
         )
-        page, more = uploads[:limit], len(uploads) > limit
+        page, more = uploads[:limit], bool(limit) and len(uploads) > limit
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
             ("KeyMarker", xml.encoded(after[0], encoding)),
@@ -183,11 +186,10 @@ class BucketRequests:
                 await backend.delete(key, "")
                 if not quiet:
                     children.append(("Deleted", [("Key", key)]))
-            except QuireError as error:
-                failed = s3_error_of(error)
+            except (QuireError, S3Error) as error:
+                self._on_failure(f"S3 DELETE /{call.bucket}/{key}", error)
+                failed = error if isinstance(error, S3Error) else s3_error_of(error)
                 children.append(("Error", [("Key", key), ("Code", failed.code), ("Message", failed.message)]))
-            except S3Error as error:
-                children.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
         return xml_answer(xml.document("DeleteResult", children))
 
 

@@ -67,9 +67,6 @@ _ABSENT: Final = frozenset(
 )
 
 
-_SLOW_DOWN: Final = S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
-
-
 class S3Frontend:
     """Does nothing without an address to listen on."""
 
@@ -93,7 +90,7 @@ class S3Frontend:
         self._certificate: PublicCertificate | None = None
         self._sweeper: asyncio.Task[None] | None = None
         buckets, objects = (
-            BucketRequests(backends, config.s3_region),
+            BucketRequests(backends, config.s3_region, admission.audit.request),
             ObjectRequests(backends, SharedRoom(config.s3_bytes_max)),
         )
         # (level, method, the subresource in the query, or "") → operation. The first that fits.
@@ -174,7 +171,7 @@ class S3Frontend:
         self._running += 1
         try:
             if self._running > 2 * self._config.s3_requests_max:
-                raise _SLOW_DOWN
+                raise _slow_down()
             with traced(http, names.GATEWAY_S3, request_id) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
@@ -204,7 +201,7 @@ class S3Frontend:
     async def _shared(self, operation: Operation, by_rdma: bool, call: Call) -> web.StreamResponse:
         """Answer within the tenant's share of requests."""
         if not self._shares.take(call.principal.tenant):
-            raise _SLOW_DOWN
+            raise _slow_down()
         try:
             return await (operation(call) if by_rdma else self._admitted(operation, call))
         finally:
@@ -244,6 +241,11 @@ class S3Frontend:
                 await self._backends.sweep()
             except Exception as error:  # another time
                 logger().warning("blobs that nothing refers to could not be removed", exc_info=error)
+
+
+def _slow_down() -> S3Error:
+    """Return a new error: one that is raised again and again would keep all requests that it has refused."""
+    return S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
 
 
 def _failed(http: web.BaseRequest, error: Exception, request_id: str) -> web.Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
@@ -41,7 +41,9 @@ _OVERRIDES: Final = {
 
 READ_AHEAD_BYTES: Final = 16 << 20
 """Of a GET: the piece that is being sent, and the next one."""
-_ROOM_S: Final = 20.0
+SMALL_BYTES: Final = 1 << 20
+"""GETs up to here wait for no room: the bound of requests is enough."""
+_ROOM_S: Final = 5.0
 
 
 class ObjectRequests:
@@ -73,22 +75,18 @@ class ObjectRequests:
             await response.prepare(call.http)
             return response
         call.admitted.take(end - start)
-        try:
-            async with self._bodies.held(call.principal.tenant, min(end - start, READ_AHEAD_BYTES), _ROOM_S):
-                await self._send(call, response, backend.read(entry, start, end))
-        except TimeoutError:
-            if call.streaming is not None:
-                raise
-            raise S3Error("SlowDown", "Other answers of this tenant are not read", {"Retry-After": "1"}) from None
+        async with contextlib.AsyncExitStack() as stack:
+            if end - start > SMALL_BYTES:
+                held = self._bodies.held(call.principal.tenant, min(end - start, READ_AHEAD_BYTES), _ROOM_S)
+                await stack.enter_async_context(held)
+            pieces = await stack.enter_async_context(contextlib.aclosing(backend.read(entry, start, end)))  # type: ignore[type-var]
+            first = await anext(pieces)  # a failure up to here is still an answer
+            call.streaming = response
+            await response.prepare(call.http)
+            await send(response, first)
+            async for piece in pieces:
+                await send(response, piece)
         return response
-
-    async def _send(self, call: Call, response: web.StreamResponse, pieces: AsyncIterator[memoryview]) -> None:
-        first = await anext(pieces)  # a failure up to here is still an answer
-        call.streaming = response
-        await response.prepare(call.http)
-        await send(response, first)
-        async for piece in pieces:
-            await send(response, piece)
 
     async def put(self, call: Call) -> web.StreamResponse:
         """PutObject: conditions, checksums, metadata."""
