@@ -210,7 +210,7 @@ class Lookups:
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
         if len(keys) > UNCHAINED_MAX:
-            raise InvalidRequest(f"{len(keys)} keys that are no prefix, {UNCHAINED_MAX} at most", field="chunk_keys")
+            raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
         live, reader, started = self._picture.storage_nodes(), self._reader(question), time.perf_counter_ns()
         holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
@@ -267,17 +267,17 @@ class Lookups:
         now_ms = await self._clock.known_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
 
-    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found, scope: bytes) -> Lease:
+    def _lease(self, pin: Pin, keys: ChunkKeys, match: Found, scope: bytes) -> Lease:
         """Over all of `keys`, which are those that matched."""
         return Lease(
             lease_id=pin.lease_id,
             tip=keys.at(len(keys) - 1),
             tip_bucket=keys.bucket_of(len(keys) - 1),
             expires_ms=pin.expires_ms,
-            ranges=tuple(found.ranges),
+            ranges=tuple(match.ranges),
             keys_digest=keys.digest(),
-            addresses=found.addresses,
-            tenant=found.tenant,
+            addresses=match.addresses,
+            tenant=match.tenant,
             namespace=scope,
         )
 

@@ -40,14 +40,14 @@ class SharedRoom:
             yield
         finally:
             self._bound.give_back(tenant, amount)
-            for waiting in self._waiting:
-                if not waiting.done():
-                    waiting.set_result(None)
+            for future in self._waiting:
+                if not future.done():
+                    future.set_result(None)
 
     async def _change(self) -> None:
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
         try:
-            await waiting
+            await future
         finally:
-            self._waiting.discard(waiting)
+            self._waiting.discard(future)

@@ -277,7 +277,7 @@ async def test_stale_uploads_are_aborted(scene: Scene) -> None:
     assert len(await scene.backend.uploads()) == 2
     await scene.clock.advance(1.1 * 86_400)
     await scene.backends.sweep()
-    assert [each.upload_id for each in await scene.backend.uploads()] == [fresh]
+    assert [upload.upload_id for upload in await scene.backend.uploads()] == [fresh]
     await scene.later()
     assert scene.files() == 1, "the parts of the stale one are gone"
 

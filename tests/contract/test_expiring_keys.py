@@ -20,15 +20,15 @@ async def test_an_expired_key_is_unknown(any_redis: redis.Redis) -> None:
     clock, keys, ended = FakeClock(), AccessKeys(any_redis, b"s" * 32), list[str]()
     ring = KeyRing(keys, clock)
     key = await keys.create("alice", expires_ms=clock.now_ms() + 400)
-    other = await keys.create("alice")
-    assert await ring.get(key.name) == key and await ring.get(other.name) == other
+    unlimited = await keys.create("alice")
+    assert await ring.get(key.name) == key and await ring.get(unlimited.name) == unlimited
     revocations = Revocations(ring, clock)
     revocations.watch(key, lambda: ended.append(key.name))
-    revocations.watch(other, lambda: ended.append(other.name))
+    revocations.watch(unlimited, lambda: ended.append(unlimited.name))
     await revocations.look()
     assert not ended
     await clock.advance(0.5)
-    assert await ring.get(key.name) is None and await ring.get(other.name) == other
+    assert await ring.get(key.name) is None and await ring.get(unlimited.name) == unlimited
     await revocations.look()
     assert ended == [key.name]
 
@@ -37,12 +37,12 @@ async def test_other_acts_leave_the_end(any_redis: redis.Redis) -> None:
     keys = AccessKeys(any_redis, b"s" * 32)
     key = await keys.create("alice", expires_ms=5)
     assert await keys.rotate(key.name) == replace(key, generation=2)
-    assert [each.expires_ms for each in await keys.all()] == [5]
+    assert [stored.expires_ms for stored in await keys.all()] == [5]
 
 
 @pytest.mark.parametrize("expires_ms", [0, 5])
 async def test_keys_of_the_release_before(any_redis: redis.Redis, expires_ms: int) -> None:
-    """They are read; and a key without an end is what that release reads."""
+    """This release reads such keys, and stores a key without an end in the form that the previous release reads."""
     keys = AccessKeys(any_redis, b"s" * 32)
     key = await keys.create("alice", expires_ms=expires_ms)
     raw: Any = await any_redis.hget("quire:s3:access", key.name)

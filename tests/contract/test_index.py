@@ -37,7 +37,7 @@ def test_what_the_index_is_told_of_chunks() -> None:
     assert records(keys, 1, 2, unchained=True) == [ChunkRecord(key, b"", key, b"") for key in keys.run(1, 2)]
     many = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(UNCHAINED_MAX + 1)))
     assert len(records(many, 0, UNCHAINED_MAX, unchained=True)) == UNCHAINED_MAX
-    with pytest.raises(InvalidRequest, match="16385 keys that are no prefix, 16384 at most") as refused:
+    with pytest.raises(InvalidRequest, match="16385 unchained keys, 16384 at most") as refused:
         records(many, 0, UNCHAINED_MAX + 1, unchained=True)
     assert refused.value.field == "chunk_keys"
 

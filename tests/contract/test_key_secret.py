@@ -33,5 +33,5 @@ async def test_a_redis_that_lost_everything_gets_the_same(any_redis: redis.Redis
 
 async def test_it_does_not_lie_in_the_open(any_redis: redis.Redis) -> None:
     secret = await key_secret(any_redis, OLD)
-    kept = await any_redis.get("quire:key-secret")
-    assert kept and secret not in kept and OLD not in kept
+    value = await any_redis.get("quire:key-secret")
+    assert value and secret not in value and OLD not in value

@@ -83,13 +83,13 @@ async def test_tenants_without_limits_are_not_counted(any_redis: redis.Redis) ->
 async def test_ending_what_is_not_pinned_there_forgets_nothing(any_redis: redis.Redis) -> None:
     """The last key alone says nothing of the bucket in which its pin is."""
     index, retention, _ = await _world(any_redis)
-    keys, other = await _stored(index, 10), await _stored(index, 10)
+    keys, second = await _stored(index, 10), await _stored(index, 10)
     await retention.retain(SPACE, keys, 60_000)
     assert await retention.end(SPACE, keys.run(9, 1)) == 0
     with pytest.raises(QuotaExceeded):
-        await retention.retain(SPACE, other, 60_000)
+        await retention.retain(SPACE, second, 60_000)
     assert await retention.end(SPACE, keys) == 1
-    assert (await retention.retain(SPACE, other, 60_000))[0] == 10
+    assert (await retention.retain(SPACE, second, 60_000))[0] == 10
 
 
 async def test_a_refusal_leaves_the_count(any_redis: redis.Redis) -> None:

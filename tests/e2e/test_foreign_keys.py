@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,11 +15,10 @@ import numpy.typing as npt
 import pytest
 import pytest_asyncio
 
-from quire.client import AdminClient, ImageClient, Lookup, QuireClient
+from quire.client import AdminClient, Lookup
 from quire.model.chunk_object import read_chunk_object, with_record, write_chunk_object
 from quire.model.durability import Durability
 from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NotAllowed
-from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -34,17 +32,10 @@ from quire_server.redis.access import Grant, Level
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT, fetch_all, random_payload, some_keys, store
 from tests.e2e.s3_signing import request
+from tests.e2e.tenants import TOKENS, Tenant, two_tenants
 
 CHUNKS = 6
 SERVICES = gateway_pb2.DESCRIPTOR.services_by_name
-
-
-@dataclass(frozen=True)
-class Tenant:
-    client: QuireClient
-    images: ImageClient
-    namespace: Namespace
-    s3_key: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -69,27 +60,14 @@ class World:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("foreign")
-    settings = {"QUIRE_GATEWAY_AUTH": "tokens", "QUIRE_GATEWAY_AUDIT_LOG": str(folder / "audit")}
+    settings = TOKENS | {"QUIRE_GATEWAY_AUDIT_LOG": str(folder / "audit")}
     with LocalCluster(folder, settings=settings, arena_bytes=96 << 20, drive_bytes=128 << 20) as made:
         yield made
 
 
 @pytest_asyncio.fixture
 async def world(cluster: LocalCluster) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        redis = connect(cluster.redis_url)
-        stack.push_async_callback(redis.aclose)
-        keys, made = AccessKeys(redis, cluster.secret.encode()), []
-        for name in ("alice", "mallory"):
-            namespace = Namespace("m", "1", LAYOUT, keys.salt(name))
-            tags = namespace.tag, replace(namespace, adapter="forged").tag
-            grants = tuple(Grant("quire", "quire-kv", f"{tag.hex()}/", Level.ADMIN) for tag in tags)
-            key = await keys.create(name, grants, rdma=True)
-            secret = keys.secret(key)
-            client = QuireClient(cluster.gateway_address, token=f"{key.name}:{secret}")
-            await stack.enter_async_context(client)
-            made.append(Tenant(client, ImageClient(client), namespace, (key.name, secret)))
-        alice, mallory = made
+    async with two_tenants(cluster, adapters=("", "forged")) as (alice, mallory):
         chunks, payload = some_keys(alice.namespace, CHUNKS), random_payload(alice.namespace, CHUNKS)
         await store(alice.client, alice.namespace, chunks, payload, durability=Durability.OBJECT)
         await alice.images.put_record("cat", _record(), allow_unknown_vae=True)

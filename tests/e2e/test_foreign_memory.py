@@ -5,37 +5,27 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from quire.client import Buffer, QuireClient
+from quire.client import Buffer
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import AddressUnproven
-from quire.model.hashing import Namespace
-from quire.transport import OFF, data_plane
 from quire.wire import convert
 from quire.wire.channels import call, stream
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1 import images_pb2
-from quire_server.redis import AccessKeys, connect
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT, fetch_all, random_payload, some_keys, store
 from tests.e2e.s3_signing import request
+from tests.e2e.tenants import TOKENS, Tenant, two_tenants
 
 CHUNKS = 4
 METHODS = ("Fetch", "Retrieve", "Store", "PutLatent", "GetLatent", "GetImage")
-
-
-@dataclass(frozen=True)
-class Tenant:
-    client: QuireClient
-    namespace: Namespace
-    s3_key: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -61,30 +51,17 @@ class World:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {"QUIRE_GATEWAY_AUTH": "tokens"}
-    with LocalCluster(tmp_path_factory.mktemp("memory"), settings=settings, arena_bytes=96 << 20) as made:
+    with LocalCluster(tmp_path_factory.mktemp("memory"), settings=TOKENS, arena_bytes=96 << 20) as made:
         yield made
 
 
 @pytest_asyncio.fixture
 async def world(cluster: LocalCluster) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        redis = connect(cluster.redis_url)
-        stack.push_async_callback(redis.aclose)
-        keys, made = AccessKeys(redis, cluster.secret.encode()), []
-        for name in ("alice", "mallory"):
-            key = await keys.create(name, rdma=True)
-            secret = keys.secret(key)
-            client = QuireClient(
-                cluster.gateway_address, token=f"{key.name}:{secret}", transport=data_plane(OFF), timeout_s=30
-            )
-            await stack.enter_async_context(client)
-            namespace = Namespace("m", "1", LAYOUT, keys.salt(name))
-            chunks = some_keys(namespace, CHUNKS)
-            await store(client, namespace, chunks, random_payload(namespace, CHUNKS))
-            made.append(Tenant(client, namespace, (key.name, secret)))
-        buffer = made[1].client.allocate(LAYOUT.payload_bytes(CHUNKS))
-        yield World(cluster, made[0], made[1], buffer)
+    async with two_tenants(cluster, shared_memory=False) as (alice, mallory):
+        for tenant in (alice, mallory):
+            keys, payload = some_keys(tenant.namespace, CHUNKS), random_payload(tenant.namespace, CHUNKS)
+            await store(tenant.client, tenant.namespace, keys, payload)
+        yield World(cluster, alice, mallory, mallory.client.allocate(LAYOUT.payload_bytes(CHUNKS)))
 
 
 async def _ask(world: World, method: str, target: RdmaTarget) -> Any:

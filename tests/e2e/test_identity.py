@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from quire.client import ImageClient, QuireClient
+from quire.client import QuireClient
 from quire.model.durability import Durability
 from quire.model.errors import Unauthenticated
 from quire.model.hashing import Namespace
@@ -21,40 +20,26 @@ from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
 from quire_server.redis import AccessKeys, connect
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import store
-
-
-@dataclass(frozen=True)
-class Tenant:
-    client: QuireClient
-    images: ImageClient
-    salt: bytes
-
-    def namespace(self, record: bytes) -> Namespace:
-        """Return a namespace of this tenant whose chunks are as long as such a record's."""
-        return replace(record_namespace(len(record)), tenant_salt=self.salt)
+from tests.e2e.tenants import TOKENS, Tenant, two_tenants
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {"QUIRE_GATEWAY_AUTH": "tokens"}
     folder = tmp_path_factory.mktemp("identity")
-    with LocalCluster(folder, settings=settings, arena_bytes=96 << 20) as made:
+    with LocalCluster(folder, settings=TOKENS, arena_bytes=96 << 20) as made:
         yield made
 
 
 @pytest_asyncio.fixture
 async def tenants(cluster: LocalCluster) -> AsyncIterator[tuple[Tenant, Tenant]]:
     """Alice and Mallory. Both may name memory."""
-    async with AsyncExitStack() as stack:
-        redis = connect(cluster.redis_url)
-        stack.push_async_callback(redis.aclose)
-        keys, made = AccessKeys(redis, cluster.secret.encode()), []
-        for name in ("alice", "mallory"):
-            key = await keys.create(name, rdma=True)
-            token = f"{key.name}:{keys.secret(key)}"
-            client = await stack.enter_async_context(QuireClient(cluster.gateway_address, token=token))
-            made.append(Tenant(client, ImageClient(client), keys.salt(name)))
-        yield made[0], made[1]
+    async with two_tenants(cluster) as pair:
+        yield pair
+
+
+def _record_namespace(tenant: Tenant, record: bytes) -> Namespace:
+    """Return a namespace of this tenant whose chunks are as long as such a record's."""
+    return replace(record_namespace(len(record)), tenant_salt=tenant.namespace.tenant_salt)
 
 
 def _record(seed: int) -> bytes:
@@ -68,7 +53,7 @@ async def test_a_record_is_nobody_elses_by_its_content(tenants: tuple[Tenant, Te
     alice, mallory = tenants
     record = _record(1)
     await alice.images.put_record("cat", record, allow_unknown_vae=True, durability=Durability.OBJECT)
-    his, keys = mallory.namespace(record), record_keys(hashlib.sha256(record).digest())
+    his, keys = _record_namespace(mallory, record), record_keys(hashlib.sha256(record).digest())
     lookup = await mallory.client.lookup(his, keys)
     assert lookup.matched_chunks == 0
     assert await mallory.client.retain(his, keys, 60.0) == 0
@@ -82,7 +67,7 @@ async def test_a_record_is_nobody_elses_by_its_content(tenants: tuple[Tenant, Te
 async def test_a_record_cannot_be_stored_before_its_owner_has_it(tenants: tuple[Tenant, Tenant]) -> None:
     alice, mallory = tenants
     record = _record(2)
-    keys, his = record_keys(hashlib.sha256(record).digest()), mallory.namespace(record)
+    keys, his = record_keys(hashlib.sha256(record).digest()), _record_namespace(mallory, record)
     payload = np.full((1, 1, his.layout.slice_bytes), ord("!"), dtype=np.uint8)
     await store(mallory.client, his, keys, payload)
     await alice.images.put_record("dog", record, allow_unknown_vae=True)

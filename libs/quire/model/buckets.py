@@ -44,7 +44,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`.
+    """A page of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`.
 
     `pause`: so many objects were looked at that the client should ask for the rest.
     """

@@ -143,7 +143,7 @@ def records(
     """
     if unchained:
         if count > UNCHAINED_MAX:
-            raise InvalidRequest(f"{count} keys that are no prefix, {UNCHAINED_MAX} at most", field="chunk_keys")
+            raise InvalidRequest(f"{count} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
         return [ChunkRecord(key, b"", key, b"", namespace) for key in keys.run(first, count)]
     made = []
     for index in range(first, first + count):

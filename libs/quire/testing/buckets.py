@@ -172,10 +172,10 @@ class MemoryBuckets:
         return self._of(tenant, bucket).uploads.get(upload_id)
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
-        return [each.upload_id for each in await self.uploads(tenant, bucket) if each.started_s < before_s]
+        return [upload.upload_id for upload in await self.uploads(tenant, bucket) if upload.started_s < before_s]
 
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
-        return sorted(self._of(tenant, bucket).uploads.values(), key=lambda each: (each.key, each.started_s))
+        return sorted(self._of(tenant, bucket).uploads.values(), key=lambda upload: (upload.key, upload.started_s))
 
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         state = self._of(tenant, bucket)

@@ -36,7 +36,7 @@ class FairQueue(Generic[Item]):
         return sum(1 for items in self._waiting.values() for item in items if matches(item))
 
     def take_alike(self, matches: Callable[[Item], bool], count: int) -> list[Item]:
-        """Take up to `count` matching items, in turns of their tenants. The order of the other items is unchanged."""
+        """Take up to `count` matching items, round-robin over tenants. The order of the other items is unchanged."""
         taken: list[Item] = []
         tenants = deque(self._waiting)
         while tenants and len(taken) < count:

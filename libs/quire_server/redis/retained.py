@@ -46,7 +46,7 @@ return {sum, inner}
 """
 
 
-# KEYS: the tenant's retentions. ARGV: tips and what was known of them, in turns.
+# KEYS: the tenant's retentions. ARGV: pairs of a tip and its known value.
 _FORGET: Final = """
 for at = 1, #ARGV, 2 do
     if redis.call('HGET', KEYS[1], ARGV[at]) == ARGV[at + 1] then redis.call('HDEL', KEYS[1], ARGV[at]) end

@@ -23,12 +23,12 @@ _LOCAL: Final = re.compile(r"(tcp://(127\.[0-9.]+|\[::1\]|localhost):|ipc://|inp
 console = Console(highlight=False, soft_wrap=True)
 
 
-def follow(folder: Path, admin: str, after: str, zmq: str, topic: str, curve: Path | None) -> None:
+def follow(folder: Path, admin: str, cursor: str, zmq: str, topic: str, curve: Path | None) -> None:
     """Until Ctrl-C."""
     tell = publisher(zmq, topic, curve) if zmq else _print
 
     async def work(operator: AdminClient) -> None:
-        async for page in operator.watch(after):
+        async for page in operator.watch(cursor):
             tell(page)
 
     as_operator(folder, admin, work)

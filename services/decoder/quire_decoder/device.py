@@ -61,14 +61,14 @@ class Device:
 
         Tenants take turns. A request that is cancelled while it waits takes no time of the device.
         """
-        waiting = _Waiting(latent, info, tenant, asyncio.get_running_loop().create_future())
-        self._queue.add(tenant, waiting)
+        job = _Waiting(latent, info, tenant, asyncio.get_running_loop().create_future())
+        self._queue.add(tenant, job)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), context=background())
         try:
-            return await waiting.done
+            return await job.done
         finally:
-            self._queue.remove(tenant, waiting)
+            self._queue.remove(tenant, job)
 
     async def encode(self, pixels: Pixels, weights_sha256: str) -> Latent:
         """The latent of a picture, between two batches. Raises `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""

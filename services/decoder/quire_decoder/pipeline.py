@@ -28,10 +28,10 @@ Stages = dict[str, int]
 
 
 class Pipeline:
-    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time, in turns of
-    tenants.
+    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time,
+    round-robin over tenants.
 
-    `costs` are told what fetching, decoding and encoding took.
+    `costs` records the durations of fetching, decoding and encoding.
     """
 
     def __init__(

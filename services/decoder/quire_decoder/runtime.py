@@ -316,10 +316,10 @@ class Decoder:
             source = "miss"
             record = await self._fetch(entry, leased, stages, tenant)
             self._cache.keep_latent(entry, record)
-        made = _Made(await self._pipeline.decode(entry, record, stages, tenant), source)
+        picture = _Made(await self._pipeline.decode(entry, record, stages, tenant), source)
         if self._cache.wants_image(entry):
-            self._keeping.begin(entry, made.pixels, "", tenant)
-        return made
+            self._keeping.begin(entry, picture.pixels, "", tenant)
+        return picture
 
     async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
         self._fetched += 1
@@ -334,12 +334,12 @@ class Decoder:
             return record
         fetched = record is None
         record = record if record is not None else await self._fetch(entry, leased, stages, tenant)
-        made = _Made(await self._pipeline.decode(entry, record, stages, tenant), "latent" if kind else "miss")
+        picture = _Made(await self._pipeline.decode(entry, record, stages, tenant), "latent" if kind else "miss")
         if kind == "promote":
-            self._keeping.begin(entry, made.pixels, owner_address, tenant)
+            self._keeping.begin(entry, picture.pixels, owner_address, tenant)
         if fetched:
             await timed(stages, "owner", self._tell_owner(entry, owner_address, record, None))
-        return made
+        return picture
 
     async def _keep_image(self, entry: ImageEntry, image: bytes, owner_address: str) -> None:
         if owner_address:

@@ -1,4 +1,4 @@
-"""Hashing of token lists that clients send instead of keys, in one thread, in turns of tenants."""
+"""Hashing of token lists that clients send in place of keys, in one thread, round-robin over tenants."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ class SimRegion:
 
 @dataclass(slots=True)
 class Fabric:
-    """All members and their memory. `hosts`: host names by process name; the processes of a host share memory.
+    """A cluster's members and the members' memory.
 
+    `hosts`: host names by process name; the processes of a host share memory.
     `late`: writes that landed in memory which was unregistered.
     """
 

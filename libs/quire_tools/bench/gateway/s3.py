@@ -180,9 +180,9 @@ def _store(url: str, key: tuple[str, str], bucket: str) -> S3Store:
 async def _key(cluster: LocalCluster) -> tuple[str, str]:
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create(_TENANT, rdma=True)
+    key = await keys.create(_TENANT, rdma=True)
     await redis.aclose()
-    return made.name, keys.secret(made)
+    return key.name, keys.secret(key)
 
 
 def run_paths(sizes: list[int], at_once: list[int], total: int, show_progress: bool = True) -> tuple[Report, Report]:

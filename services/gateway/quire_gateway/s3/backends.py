@@ -72,9 +72,9 @@ class Backends:
         return self._backend(tenant, bucket)
 
     async def sweep(self) -> int:
-        """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other.
+        """Remove blobs without references and return their number. An error at one bucket does not stop the others.
 
-        Once an hour stale uploads are aborted before.
+        Once an hour stale uploads are aborted first.
         """
         count, now_s = 0, self.clock.now_ms() / 1e3
         aborts = self._upload_s > 0 and now_s >= self._aborts_due_s

@@ -148,22 +148,22 @@ class BucketRequests:
         backend = self._backends.object_backend(call.caller, call.bucket, "", Level.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
-        after = call.query.get("key-marker", ""), call.query.get("upload-id-marker", "")
+        marker = call.query.get("key-marker", ""), call.query.get("upload-id-marker", "")
         limit = min(call.number("max-uploads", _MAX_KEYS, 0, (1 << 31) - 1), _MAX_KEYS)
         uploads = sorted(
-            (each for each in await backend.uploads() if each.key.startswith(prefix) and _is_after(each, *after)),
-            key=lambda each: (each.key, each.upload_id),
+            (item for item in await backend.uploads() if item.key.startswith(prefix) and _is_after(item, *marker)),
+            key=lambda item: (item.key, item.upload_id),
         )
-        page, more = uploads[:limit], bool(limit) and len(uploads) > limit
+        page, truncated = uploads[:limit], bool(limit) and len(uploads) > limit
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
-            ("KeyMarker", xml.encoded(after[0], encoding)),
-            ("UploadIdMarker", after[1]),
+            ("KeyMarker", xml.encoded(marker[0], encoding)),
+            ("UploadIdMarker", marker[1]),
             ("Prefix", xml.encoded(prefix, encoding)),
             ("MaxUploads", limit),
-            ("IsTruncated", str(more).lower()),
+            ("IsTruncated", str(truncated).lower()),
         ]
-        if more and page:
+        if truncated and page:
             children.append(("NextKeyMarker", xml.encoded(page[-1].key, encoding)))
             children.append(("NextUploadIdMarker", page[-1].upload_id))
         if encoding:

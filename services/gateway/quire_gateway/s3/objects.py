@@ -77,8 +77,8 @@ class ObjectRequests:
         call.admitted.take(end - start)
         async with contextlib.AsyncExitStack() as stack:
             if end - start > SMALL_BYTES:
-                held = self._bodies.held(call.principal.tenant, min(end - start, READ_AHEAD_BYTES), _ROOM_S)
-                await stack.enter_async_context(held)
+                room = self._bodies.held(call.principal.tenant, min(end - start, READ_AHEAD_BYTES), _ROOM_S)
+                await stack.enter_async_context(room)
             pieces = await stack.enter_async_context(contextlib.aclosing(backend.read(entry, start, end)))  # type: ignore[type-var]
             first = await anext(pieces)  # a failure up to here is still an answer
             call.streaming = response

@@ -78,13 +78,13 @@ class ChunkBackend:
     async def head(self, key: str) -> StoredObject | None:
         """None too for an object that the index does not list (any more): it is on its way out."""
         name = ChunkName.parse(key)
-        found = await self._chunks.head(await self._derived(name)) if name is not None else None
-        if name is None or found is None:
+        chunk = await self._chunks.head(await self._derived(name)) if name is not None else None
+        if name is None or chunk is None:
             return None
-        header = await self._header(found, name.namespace)
+        header = await self._header(chunk, name.namespace)
         if header is None or not await self._index.lists_object(record_of(header)):
             return None
-        return _chunk_entry(name, found)
+        return _chunk_entry(name, chunk)
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """Whole layers are read and verified, and what was asked for of them is passed on. Raises `CorruptData`."""
@@ -94,8 +94,10 @@ class ChunkBackend:
         if name is None or chunk is None or header is None or chunk.size != entry.size:
             raise CorruptData("a chunk's header that is none, or does not match its checksum")
         layers, size = int(header["num_layers"]), int(header["slice_bytes"])
-        whole = layers * size
-        sums = await self._chunks.read(chunk, whole + HEADER.itemsize, whole + HEADER.itemsize + 4 * layers)
+        payload_bytes = layers * size
+        sums = await self._chunks.read(
+            chunk, payload_bytes + HEADER.itemsize, payload_bytes + HEADER.itemsize + 4 * layers
+        )
         expected = np.frombuffer(sums, dtype="<u4")
         at_once = max(1, _PIECE_BYTES // size)
         for first in range(start // size, min(layers, -(-end // size)), at_once):
@@ -104,10 +106,10 @@ class ChunkBackend:
             if not await asyncio.to_thread(_sound, piece, size, expected[first:stop]):
                 raise CorruptData("a layer does not match its checksum")
             yield piece[max(0, start - first * size) : end - first * size]
-        if end > whole:
-            tail = bytes(await self._chunks.read(chunk, whole, chunk.size))
+        if end > payload_bytes:
+            tail = bytes(await self._chunks.read(chunk, payload_bytes, chunk.size))
             revert = partial(self._derivation.revert, name.namespace)
-            yield memoryview(await translated_tail(tail, revert))[max(0, start - whole) : end - whole]
+            yield memoryview(await translated_tail(tail, revert))[max(0, start - payload_bytes) : end - payload_bytes]
 
     async def _derived(self, name: ChunkName) -> bytes:
         return (await self._derivation.derive(name.namespace, ChunkKeys(name.key))).packed
@@ -132,7 +134,7 @@ class ChunkBackend:
         if past:
             raise S3Error("InvalidArgument", "Chunks are not grouped below their namespace")
         place = await self._place(namespace, prefix, after)
-        found: list[StoredObject] = []
+        entries: list[StoredObject] = []
         looked_at = 0
         for first in map("".join, product(_HEX, repeat=2)):
             if first < place[:1].hex():
@@ -145,13 +147,13 @@ class ChunkBackend:
                 for key, chunk, header in zip(keys, part, headers, strict=True):
                     name = ChunkName(namespace, key)
                     if header is not None and str(name).startswith(prefix):
-                        found.append(_chunk_entry(name, chunk))
-                    if len(found) == limit:
-                        return Page(found, str(name), more=True)
+                        entries.append(_chunk_entry(name, chunk))
+                    if len(entries) == limit:
+                        return Page(entries, str(name), more=True)
                 looked_at += len(part)
                 if looked_at >= _LOOKED_AT_MAX:
-                    return Page(found, str(name), more=True, pause=True)
-        return Page(found, found[-1].key if found else "", more=False)
+                    return Page(entries, str(name), more=True, pause=True)
+        return Page(entries, entries[-1].key if entries else "", more=False)
 
     async def _place(self, namespace: bytes, prefix: str, after: str) -> bytes:
         """Return the derived key after which a listing continues. Raises `S3Error` for a key of another namespace."""
@@ -167,10 +169,10 @@ class ChunkBackend:
             body.finish()
             async with self._whole:  # only once it is here: a slow client holds no turn
                 await self._put(key, await asyncio.to_thread(spool.read))
-        found = await self.head(key)
-        if found is None:
+        entry = await self.head(key)
+        if entry is None:
             raise S3Error("ServiceUnavailable", "The chunk was evicted at once")
-        return found
+        return entry
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
@@ -184,10 +186,10 @@ class ChunkBackend:
         record = record_of(np.frombuffer(header, dtype=HEADER, count=1)[0])
         if not await self._index.expect_object(record):
             raise S3Error("SlowDown", "An older object of that key is being deleted; try again")
-        before = await self._stored(record.key)
-        if before is not None and not np.array_equal(before.payload, chunk.payload):
+        existing = await self._stored(record.key)
+        if existing is not None and not np.array_equal(existing.payload, chunk.payload):
             raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
-        if before is None or not await self._index.lists_object(record):
+        if existing is None or not await self._index.lists_object(record):
             await self._chunks.write(record.key, await asyncio.to_thread(write_chunk_object, chunk.payload, header))
         if not await self._index.commit_object(record):
             # The object stays for a time: its parent may be on its way.
@@ -195,10 +197,10 @@ class ChunkBackend:
 
     async def _stored(self, key: bytes) -> ChunkObject | None:
         """None too for one that is damaged: it may be written again."""
-        found = await self._chunks.head(key)
-        if found is None:
+        chunk = await self._chunks.head(key)
+        if chunk is None:
             return None
-        raw = bytes(await self._chunks.read(found, 0, found.size))
+        raw = bytes(await self._chunks.read(chunk, 0, chunk.size))
         try:
             return await asyncio.to_thread(read_chunk_object, raw)
         except CorruptData:
@@ -209,10 +211,10 @@ class ChunkBackend:
         _unconditional(etag)
         name = ChunkName.parse(key)
         async with self._whole:
-            found = await self._stored(await self._derived(name)) if name is not None else None
-        if name is None or found is None or found.record.namespace != name.namespace:
+            chunk = await self._stored(await self._derived(name)) if name is not None else None
+        if name is None or chunk is None or chunk.record.namespace != name.namespace:
             return
-        if not await self._index.evict_object(found.record):
+        if not await self._index.evict_object(chunk.record):
             raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
 
 
