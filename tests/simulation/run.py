@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import structlog
@@ -69,10 +70,23 @@ def days(
     size = max(1, min(_SEEDS_A_PROCESS, -(-len(seeds) // workers)))
     parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
 
+    cores: SimpleQueue[int] = SimpleQueue()
+    allowed = sorted(os.sched_getaffinity(0))
+    for number in range(workers):
+        cores.put(allowed[number % len(allowed)])
+
     def run(part: Sequence[int]) -> list[Result]:
+        core = cores.get()
+        try:
+            return run_on(core, part)
+        finally:
+            cores.put(core)
+
+    def run_on(core: int, part: Sequence[int]) -> list[Result]:
         command = [sys.executable, "-m", "tests.simulation.run", "--worker", "--seeds", ",".join(map(str, part))]
         command += ["--seconds", str(seconds), "--faults", ",".join(faults), "--mutation", mutation]
         command += ["--reads-only"] if reads_only else []
+        command += ["--core", str(core)]
         done = fork_server.run(command, cwd=ROOT, timeout=900, kind="simulation")
         found = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
         if len(found) < len(part):
@@ -87,6 +101,8 @@ def days(
 def _work(arguments: argparse.Namespace, seeds: Sequence[int]) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
+    if arguments.core is not None:  # the redis-server's too: they take turns, and a core that sleeps wakes up slowly
+        os.sched_setaffinity(0, {arguments.core})
     gc.disable()  # processes that have crashed in the simulation must not run their clean-up
     if arguments.mutation:
         MUTATIONS[arguments.mutation].apply()
@@ -113,6 +129,7 @@ def main() -> int:
     parser.add_argument("--mutation", default="", help="put a known fault back: " + ", ".join(MUTATIONS))
     parser.add_argument("--reads-only", action="store_true", help="everything is stored on drives first")
     parser.add_argument("--results", type=Path, help="go on with what is there of this commit, and add to it")
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     seeds = _seeds(arguments.seeds)

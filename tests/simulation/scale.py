@@ -10,6 +10,7 @@ import quire.model.keys as keys_module
 import quire.transport.copying as copying_module
 import quire_server.redis.bucket_scripts as scripts_module
 import quire_server.redis.index as index_module
+import quire_server.redis.slots as slots_module
 from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
 from quire_storage import delivery as delivery_at_node
 from quire_storage import hot_copies as hot_at_node
@@ -18,6 +19,7 @@ from quire_storage.adapters import cluster as cluster_at_node
 
 BUCKET_CHUNKS: Final = 4
 """Of the index: so that prefixes cross its buckets."""
+_HASH_TAGS: Final = 4
 HOT: Final = {"link_bytes_per_s": 40_000_000, "hot_share": 0.0005, "hot_idle_s": 2.0}
 """Settings of a node with which what is read a few times within seconds is copied to others."""
 
@@ -30,5 +32,6 @@ def scale(loop: SimulatedLoop) -> None:
     vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
     vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = BUCKET_CHUNKS
     vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
+    del slots_module.TAGS[_HASH_TAGS:]  # sweeps of the index ask all of them
     vars(hot_at_node).update(_HOT_SHARE=2e-4, _COLD_SHARE=1e-4)
     vars(copying_module)["_AHEAD_BYTES"] = 1 << 14  # a turn of a thread is some layers

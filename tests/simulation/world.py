@@ -23,7 +23,6 @@ from quire.model.keys import ChunkKeys
 from quire.testing.simulation import Process, SimChannels, SimNearestTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
-from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.cluster import GATEWAYS, Cluster
 from tests.simulation.contents import UNUSED, check_chunk, check_layer
@@ -37,6 +36,7 @@ from tests.simulation.unchained import UnchainedLoad
 
 _OPERATION_S = 60.0
 _CLIENT_S = 9.0  # for how long its transfers are permitted
+_REST_S = 38.0  # longer than a scheduler remembers, and than buffers are watched
 _ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
 _CANCEL_S = (0.01, 0.01, 0.5)
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
@@ -123,12 +123,14 @@ class Day:
         await inspection.promises()
         if not self.reads_only:
             await buckets.check()
-        await asyncio.sleep(16.0)  # longer than a scheduler remembers, and than buffers are watched
-        for _ in range(60):  # what the background does comes to an end now and then
-            if not any(under_way(node._tiers.residency) for node in self.cluster.storage.values()):
-                break
+        rested_s = self.loop.time() + _REST_S
+        while True:
             await asyncio.sleep(0.37)
-        inspection.leaks()
+            try:
+                return inspection.leaks()
+            except AssertionError:
+                if self.loop.time() > rested_s:
+                    raise
 
     async def _store_all(self) -> None:
         """Every prefix on a drive, by a client of its own."""

@@ -11,7 +11,7 @@ TAGS: Final = [f"{number:02x}".encode() for number in range(256)]
 
 def tag_of(bucket: bytes) -> bytes:
     """The hash tag of a bucket, by its fingerprint."""
-    return TAGS[bucket[0]]
+    return TAGS[bucket[0] % len(TAGS)]
 
 
 def tagged(kind: bytes, tag: bytes) -> bytes:
