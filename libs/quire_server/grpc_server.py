@@ -24,6 +24,7 @@ from quire.wire.tls import MEMBER_NAME, Tls, name_of
 from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
+from quire_server.connections import GRPC_SHARE, HANDSHAKE_S, connections_max
 from quire_server.roles import roles_of
 from quire_server.telemetry.metrics import readiness
 from quire_server.unauthenticated import SideServices, first_message
@@ -34,6 +35,7 @@ _FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
 _OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
+_IDLE_MS: Final = 600_000
 _ROUNDS: Final = 50
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -69,7 +71,14 @@ class Server:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
         edge = _EdgeInterceptor(services, authenticate, by_role=tls is not None and not public, on_failure=on_failure)
-        options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)]
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_allowed_incoming_connections", connections_max(GRPC_SHARE)),
+            ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
+        ]
+        if public:
+            options.append(("grpc.max_connection_idle_ms", _IDLE_MS))
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
         self.grpc = grpc.aio.server(

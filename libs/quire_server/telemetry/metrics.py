@@ -8,12 +8,13 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from quire.model.errors import ConfigInvalid
+from quire_server.connections import ASIDE_SHARE, KEEPALIVE_S, HttpConnections, connections_max, listen
 
 readiness: Final = threading.Event()
 """Set by the server while it takes requests."""
@@ -31,12 +32,12 @@ redundancy: Final = Gate()
 
 
 @contextlib.asynccontextmanager
-async def metrics_listener(listen: str) -> AsyncIterator[None]:
+async def metrics_listener(address: str) -> AsyncIterator[None]:
     """Serve while the block runs; nothing for an empty address. Raises `ConfigInvalid` for one that is taken.
 
     A scrape runs in the loop: it sees numbers that fit together, and a loop that hangs is a target that is down.
     """
-    if not listen:
+    if not address:
         yield
         return
     app = web.Application()
@@ -44,15 +45,10 @@ async def metrics_listener(listen: str) -> AsyncIterator[None]:
     app.router.add_get("/healthz", _healthy)
     app.router.add_get("/readyz", _ready)
     app.router.add_get("/redundancy", _redundant)
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=75)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEPALIVE_S)
     await runner.setup()
-    host, _, port = listen.rpartition(":")
     try:
-        await web.TCPSite(runner, host or None, int(port)).start()
-    except (OSError, ValueError) as error:
-        await runner.cleanup()
-        raise ConfigInvalid(f"metrics cannot be served at {listen!r}: {error}") from None
-    try:
+        await listen(runner, address, HttpConnections(partial(connections_max, ASIDE_SHARE)))
         yield
     finally:
         await runner.cleanup()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 from opentelemetry import trace
 
-from quire.model.errors import ConfigInvalid
 from quire.telemetry import attach, counter, meter, names, tracer
+from quire_server.connections import HTTP_SHARE, HttpConnections, connections_max
 
 IDLE_S: Final = 60.0
 """For how long a client may send or take nothing."""
-KEEPALIVE_S: Final = 75.0
-"""For how long a connection stays open that has no request."""
 _SLICE_BYTES: Final = 1 << 20
 _CLASSES: Final = ("gone", "1xx", "2xx", "3xx", "4xx", "5xx")
 """By the first digit of the status; `gone`: the client went away."""
@@ -33,10 +31,11 @@ class Answer:
 
 
 class HttpRequests:
-    """`frontend`: as the metrics call it."""
+    """`frontend`: as the metrics call it. `share`: of the process' descriptors, for connections."""
 
-    def __init__(self, frontend: str) -> None:
+    def __init__(self, frontend: str, share: float = HTTP_SHARE) -> None:
         self._frontend = frontend
+        self.connections = HttpConnections(partial(connections_max, share))
         kinds = [{"quire.frontend": frontend, "class": each} for each in _CLASSES]
         self._answers = counter(names.HTTP_REQUESTS, "1", "requests by class of their status", kinds)
         self._duration = meter().create_histogram(
@@ -48,7 +47,8 @@ class HttpRequests:
         """One request; how long it took, by method and status."""
         answer, started_s = Answer(), time.perf_counter()
         try:
-            yield answer
+            with self.connections.serving(request):
+                yield answer
         finally:
             attributes: dict[str, str | int] = {
                 "http.request.method": request.method,
@@ -73,12 +73,3 @@ async def send(response: web.StreamResponse, piece: memoryview) -> None:
     for at in range(0, len(piece), _SLICE_BYTES):
         async with asyncio.timeout(IDLE_S):
             await response.write(piece[at : at + _SLICE_BYTES])
-
-
-async def listen(runner: web.BaseRunner, address: str, context: ssl.SSLContext | None = None) -> None:
-    """Raises `ConfigInvalid` for an address that is none, or is taken."""
-    host, _, port = address.rpartition(":")
-    try:
-        await web.TCPSite(runner, host or None, int(port), ssl_context=context, backlog=1024).start()
-    except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"cannot listen on {address!r}: {error}") from None

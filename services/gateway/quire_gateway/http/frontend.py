@@ -41,8 +41,9 @@ from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.pictures import Encoded, Pictures
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen, send, traced
+from quire_gateway.requests import HttpRequests, send, traced
 from quire_gateway.vaes import KnownVaes
+from quire_server.connections import KEEPALIVE_S, listen
 from quire_server.turns import FairTurns
 
 _BODY_TIMEOUT_S: Final = 60.0
@@ -102,10 +103,10 @@ class ImagesFrontend:
         )
         await self._runner.setup()
         if config.http_listen:
-            await listen(self._runner, config.http_listen)
+            await listen(self._runner, config.http_listen, self._requests.connections)
         if config.http_tls_listen:
             self._certificate = PublicCertificate(config.tls_cert, config.tls_key)
-            await listen(self._runner, config.http_tls_listen, self._certificate.context)
+            await listen(self._runner, config.http_tls_listen, self._requests.connections, self._certificate.context)
             self._certificate.start()
 
     async def close(self) -> None:

@@ -16,7 +16,8 @@ from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen
+from quire_gateway.requests import HttpRequests
+from quire_server.connections import ASIDE_SHARE, KEEPALIVE_S, listen
 
 _FOLDER: Final = Path(__file__).parent
 _FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
@@ -50,7 +51,7 @@ class PageFrontend:
         self._nodes = nodes
         self._asked = asked
         self._images = images
-        self._requests = HttpRequests("page")
+        self._requests = HttpRequests("page", ASIDE_SHARE)
         self._tokens = [page_token(secret) for secret in config.secrets]
         self._runner: web.AppRunner | None = None
         self._certificate: PublicCertificate | None = None
@@ -74,7 +75,7 @@ class PageFrontend:
             self._certificate = PublicCertificate(config.tls_cert, config.tls_key)
             self._certificate.start()
         context = self._certificate.context if self._certificate is not None else None
-        await listen(self._runner, config.page_listen, context)
+        await listen(self._runner, config.page_listen, self._requests.connections, context)
 
     async def close(self) -> None:
         if self._certificate is not None:

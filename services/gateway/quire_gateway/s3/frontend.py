@@ -17,7 +17,7 @@ from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen, traced
+from quire_gateway.requests import HttpRequests, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.backends import Backends
@@ -26,6 +26,7 @@ from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 from quire_server import tasks
+from quire_server.connections import KEEPALIVE_S, listen
 from quire_server.core.shares import SharedBound
 from quire_server.shared_room import SharedRoom
 
@@ -145,10 +146,12 @@ class S3Frontend:
         self._runner = web.ServerRunner(server, shutdown_timeout=self._config.stop_grace_s)
         await self._runner.setup()
         if self._config.s3_listen:
-            await listen(self._runner, self._config.s3_listen)
+            await listen(self._runner, self._config.s3_listen, self._requests.connections)
         if self._config.s3_tls_listen:
             self._certificate = PublicCertificate(self._config.tls_cert, self._config.tls_key)
-            await listen(self._runner, self._config.s3_tls_listen, self._certificate.context)
+            await listen(
+                self._runner, self._config.s3_tls_listen, self._requests.connections, self._certificate.context
+            )
             self._certificate.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
