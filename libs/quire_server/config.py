@@ -1,7 +1,8 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
 The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. An
-unknown variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect.
+unknown variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect. Each variable
+may be in a file instead, which the variable's name with `_FILE` names.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class _Config(Protocol):
 Config = TypeVar("Config", bound=_Config)
 
 
+_FILE: Final = "_FILE"
 _FOREIGN: Final = re.compile(
     r"QUIRE_(TEST|CHAOS|SOAK|MUTATION|SIMULATION|EXPLORED)_"  # of this repository's tests
     r"|QUIRE_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_TCP(_\w+)?)?)$"  # Kubernetes' own, of a service's name
 )
+_PUBLIC_SECRETS: Final = frozenset({"a-public-secret-for-trials-never-for-production"})
+"""That manifests of earlier releases had."""
 SECRET_BYTES_MIN: Final = 32
 """An access key and its secret are enough to try cluster secrets offline, so one that can be guessed is refused."""
 
@@ -117,6 +121,20 @@ class MemberConfig(ServiceConfig):
         bytes_min=SECRET_BYTES_MIN,
     )
 
+    accept_unproven: bool = setting(
+        False,
+        "take reports and calls of the release before (protocol 3), which prove nothing: while it is upgraded",
+        variable="QUIRE_ACCEPT_UNPROVEN",
+    )
+
+    def problems(self) -> list[str]:
+        found = ServiceConfig.problems(self)
+        if _PUBLIC_SECRETS & {self.cluster_secret, self.cluster_secret_also} and beyond_loopback(
+            str(getattr(self, "listen", ""))
+        ):
+            found.append("QUIRE_CLUSTER_SECRET: this one is public; `openssl rand -hex 32` makes another one")
+        return found
+
     @property
     def secrets(self) -> tuple[bytes, ...]:
         """The one to sign with, and those to believe."""
@@ -155,38 +173,62 @@ def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
     hints, values, problems = get_type_hints(kind), {}, unknown_variables(source)
     for field in dataclasses.fields(kind):
         name = variable_name(prefix, field)
-        if not source.get(name):
+        try:
+            text = value_of(name, source)
+        except ConfigInvalid as error:
+            problems.append(str(error))
+            continue
+        if not text:
             if field.metadata.get("required"):
                 problems.append(f"{name}: must be set")
             continue
-        if len(source[name].encode()) < field.metadata.get("bytes_min", 0):
+        if len(text.encode()) < field.metadata.get("bytes_min", 0):
             problems.append(
                 f"{name}: shorter than {field.metadata['bytes_min']} bytes; `openssl rand -hex 32` makes one"
             )
         try:
-            value = _parse(source[name], hints[field.name])
+            value = _parse(text, hints[field.name])
             if field.name.endswith("listen") and field.name != "listen" and value == "off":
                 value = ""
             elif field.name.endswith("listen"):
-                host_and_port(source[name])
+                host_and_port(text)
         except ValueError as error:
-            problems.append(f"{name}={source[name]!r}: {error}")
+            problems.append(f"{name}={text!r}: {error}")
             continue
         if (choices := field.metadata.get("choices")) and value not in choices:
-            problems.append(f"{name}={source[name]!r}: one of {', '.join(choices)}")
+            problems.append(f"{name}={text!r}: one of {', '.join(choices)}")
         minimum = field.metadata.get("minimum")
         if isinstance(value, float) and not math.isfinite(value):
-            problems.append(f"{name}={source[name]!r}: not a finite number")
+            problems.append(f"{name}={text!r}: not a finite number")
         if minimum is not None and value < minimum:
-            problems.append(f"{name}={source[name]!r}: less than {minimum}")
+            problems.append(f"{name}={text!r}: less than {minimum}")
         maximum = field.metadata.get("maximum")
         if maximum is not None and value > maximum:
-            problems.append(f"{name}={source[name]!r}: more than {maximum}")
+            problems.append(f"{name}={text!r}: more than {maximum}")
         values[field.name] = value
     config = kind(**values)
     if isinstance(config, ServiceConfig):
         problems += config.problems() + _unadvertised(config, prefix)
     return config, problems
+
+
+def value_of(name: str, source: Mapping[str, str]) -> str:
+    """Return a variable's value, or what the file has that its name with `_FILE` names; empty for neither.
+
+    Raises `ConfigInvalid` for a file that cannot be read.
+    """
+    if (value := source.get(name, "")) or not (path := source.get(name + _FILE, "")):
+        return value
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"{name}{_FILE}={path!r}: cannot be read: {error}") from None
+
+
+def beyond_loopback(listen: str) -> bool:
+    """Whether other hosts reach an address (host:port) that a service listens on."""
+    host = listen.rpartition(":")[0].strip("[]")
+    return bool(listen) and host != "localhost" and not (host == "::1" or host.startswith("127."))
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -201,7 +243,7 @@ def unknown_variables(source: Mapping[str, str]) -> list[str]:
     """Problems: variables of the environment that nothing of Quire reads."""
     problems = []
     for name in sorted(source):
-        if name.startswith("QUIRE_") and name not in KNOWN and not _FOREIGN.match(name):
+        if name.startswith("QUIRE_") and name.removesuffix(_FILE) not in KNOWN and not _FOREIGN.match(name):
             near = difflib.get_close_matches(name, KNOWN, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             problems.append(f"{name}={_shown(name, source[name])}: no such variable{meant}")

@@ -36,19 +36,19 @@ class HttpConnections:
     else the one whose last request is longest ago; it is refused where all are being served.
     """
 
-    def __init__(self, most: Callable[[], int]) -> None:
-        self._most = most
+    def __init__(self, bound: Callable[[], int]) -> None:
+        self._bound = bound
         self._silent: dict[Any, None] = {}
         self._idle: dict[Any, None] = {}
         self._served: set[Any] = set()
 
     def watch(self, server: web.Server) -> None:
         """Bound the server's connections from now on."""
-        made, lost = server.connection_made, server.connection_lost
+        on_made, on_lost = server.connection_made, server.connection_lost
 
         def connection_made(handler: Any, transport: asyncio.Transport) -> None:
-            made(handler, transport)
-            if len(self._silent) + len(self._idle) + len(self._served) >= self._most():
+            on_made(handler, transport)
+            if len(self._silent) + len(self._idle) + len(self._served) >= self._bound():
                 next(chain(self._silent, self._idle, [handler])).force_close()
             self._silent[handler] = None
 
@@ -56,7 +56,7 @@ class HttpConnections:
             self._silent.pop(handler, None)
             self._idle.pop(handler, None)
             self._served.discard(handler)
-            lost(handler, error)
+            on_lost(handler, error)
 
         vars(server).update(connection_made=connection_made, connection_lost=connection_lost)
 
@@ -76,7 +76,7 @@ class HttpConnections:
 
 
 class _Site(web.TCPSite):
-    """With a deadline for handshakes, which aiohttp leaves at a minute."""
+    """A listener with a deadline for handshakes, which aiohttp leaves at a minute."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
@@ -91,7 +91,7 @@ class _Site(web.TCPSite):
 async def listen(
     runner: web.BaseRunner, address: str, connections: HttpConnections, context: ssl.SSLContext | None = None
 ) -> None:
-    """Listen at host:port once the runner is set up. Raises `ConfigInvalid` for an address that is none, or taken."""
+    """Listen at host:port once the runner is set up. Raises `ConfigInvalid` for an invalid or used address."""
     host, _, port = address.rpartition(":")
     server = runner.server
     assert isinstance(server, web.Server)

@@ -8,6 +8,7 @@ import faulthandler
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -20,19 +21,18 @@ from quire.model import errors
 from quire.telemetry import attach, counter, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
-from quire.wire.tls import MEMBER_NAME, Tls, name_of
+from quire.wire.tls import Tls
 from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
+from quire_server.callers import CheckRole, check_caller, check_certificate, is_of_any_member
 from quire_server.connections import GRPC_SHARE, HANDSHAKE_S, connections_max
-from quire_server.roles import roles_of
 from quire_server.telemetry.metrics import readiness
 from quire_server.unauthenticated import SideServices, first_message
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
 _OUTCOMES: Final = ("ok", "refused", "failed")
 _FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
-_OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _IDLE_MS: Final = 600_000
@@ -51,7 +51,8 @@ class Server:
     `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
     run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
     know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
-    before its request is read.
+    before its request is read. Without it, and without TLS, members are served alone, by a header with their role and
+    its proof; `accept_unproven`: callers without that header, too.
     """
 
     def __init__(
@@ -66,11 +67,17 @@ class Server:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Awaitable[object]] | None = None,
+        accept_unproven: bool = False,
         on_failure: OnFailure | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(services, authenticate, by_role=tls is not None and not public, on_failure=on_failure)
+        check: CheckRole | None = None
+        if tls is not None:
+            check = None if public else check_certificate
+        elif secrets and authenticate is None:
+            check = partial(check_caller, tuple(secrets), accept_unproven)
+        edge = _EdgeInterceptor(services, authenticate, check, on_failure)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -240,15 +247,14 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         self,
         services: Sequence[str],
         authenticate: Callable[[Any], Awaitable[object]] | None,
-        *,
-        by_role: bool,
+        check_role: CheckRole | None,
         on_failure: OnFailure | None,
     ) -> None:
-        """`by_role`: whether callers show member certificates, whose roles decide (`quire_server.roles`)."""
+        """`check_role`: refuses members whose role may not call a method."""
         self._authenticate = authenticate
         self._guarded = tuple(f"/{service}/" for service in services) if authenticate is not None else ()
         self._aside = SideServices(_abort)
-        self._by_role = by_role
+        self._check_role = check_role
         self._unfit: set[str] = set()
         self._served = Served(services, on_failure)
 
@@ -274,7 +280,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             streamed = self._stream(handler.unary_stream, method, carrier, guarded)
             new_handler = grpc.stream_stream_rpc_method_handler if guarded else grpc.unary_stream_rpc_method_handler
             handler = new_handler(streamed, *serializers)
-            return self._aside.bounded(handler, method) if _is_of_any_member(method) else handler
+            return self._aside.bounded(handler, method) if is_of_any_member(method) else handler
         duplex = self._duplex(handler.stream_stream, method, carrier)
         return grpc.stream_stream_rpc_method_handler(duplex, *serializers)
 
@@ -336,26 +342,8 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
                 self._unfit.add(peer)
                 logger().error("a caller cannot be used", peer=peer, error=str(error))
             raise
-        if self._by_role:
-            names_shown = context.auth_context().get("x509_subject_alternative_name", ())
-            if MEMBER_NAME.encode() not in names_shown:
-                raise errors.Unauthenticated("this certificate is no member's", field="certificate")
-            allowed = roles_of(method)
-            right = any(name_of(role).encode() in names_shown for role in allowed)
-            if not right and not _is_of_any_member(method):
-                callers = ", ".join(sorted(allowed)) or "nobody"
-                raise errors.NotAllowed(f"{method} is for: {callers}; see the certificate's names", field="certificate")
-
-
-def _is_of_any_member(method: str) -> bool:
-    return method.startswith(_OF_ANY_MEMBER)
-
-
-def check_role(context: Any, role: str) -> None:
-    """Of a member that says what it is, where certificates are asked for. Raises `NotAllowed` for another's."""
-    shown = context.auth_context().get("x509_subject_alternative_name", ())
-    if shown and name_of(role).encode() not in shown:
-        raise errors.NotAllowed(f"this certificate is not of a {role}", field="certificate")
+        if self._check_role is not None:
+            self._check_role(method, carrier, context)
 
 
 async def _abort(context: Any, error: errors.QuireError) -> None:

@@ -42,7 +42,7 @@ _OF_DECODER: Final[Mapping[str, frozenset[str]]] = {
 }
 _OF_SCHEDULER: Final = dict.fromkeys(("Admit", "Renew", "Finish", "Observe"), _STORAGE)
 _OF_ADMIN: Final = dict.fromkeys(
-    ("SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "Watch", "ListSpans"), frozenset({OPERATOR})
+    ("Status", "SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "Watch", "ListSpans"), frozenset({OPERATOR})
 )
 _OF_CLIENTS: Final = dict.fromkeys(
     (

@@ -23,10 +23,11 @@ from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.nodes import Node
 from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
+from quire.wire.credentials import Caller
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server import tasks
 from quire_server.clock import ClusterClock
-from quire_server.config import ServiceConfig, read, variable_name
+from quire_server.config import MemberConfig, ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
@@ -138,6 +139,12 @@ def member_tls(config: ServiceConfig) -> Tls | None:
     if not config.cluster_ca:
         return None
     return Tls(Path(config.cluster_ca), Path(config.cluster_cert), Path(config.cluster_key), MEMBER_NAME)
+
+
+def member_channels(config: MemberConfig, role: str) -> ChannelPool:
+    """Return the channels of a member to other members, which it calls as `role`."""
+    tls = member_tls(config)
+    return ChannelPool(tls, caller=Caller(role, config.secrets[0]) if tls is None else None)
 
 
 class MemberSettings(Protocol):

@@ -6,6 +6,7 @@ from typing import Final
 
 KNOWN: Final = frozenset(
     (
+        "QUIRE_ACCEPT_UNPROVEN",
         "QUIRE_CLIENT_CA",
         "QUIRE_CLIENT_CERT",
         "QUIRE_CLIENT_KEY",
@@ -101,7 +102,6 @@ KNOWN: Final = frozenset(
         "QUIRE_OBJECT_KEY",
         "QUIRE_OBJECT_SECRET",
         "QUIRE_OBJECT_URL",
-        "QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN",
         "QUIRE_ORCHESTRATOR_ADDRESS",
         "QUIRE_ORCHESTRATOR_DECODER_THETA",
         "QUIRE_ORCHESTRATOR_DECODE_TIMEOUT_S",

@@ -26,8 +26,6 @@ OPERATORS = {
     "QUIRE_GATEWAY_PAGE_LISTEN": "0.0.0.0:7421",
     "QUIRE_TRACE_RECENT": "4000",
 }
-SECRET = "a-public-secret-for-trials-never-for-production"
-
 pytestmark = pytest.mark.skipif(not COMPOSE, reason="QUIRE_TEST_COMPOSE names no compose command")
 
 
@@ -65,9 +63,10 @@ def test_the_demo_against_containers(demonstrated: str) -> None:
 
 
 def test_operators_see_traces_and_the_page(demonstrated: str) -> None:
-    """After the demo; with the secret that the compose file has for trials."""
+    """After the demo; with the secret that the first start has made."""
+    secret = _compose("exec", "-T", "gateway", "cat", "/etc/quire/cluster-secret").stdout.strip()
     command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
-    environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET}
+    environment = {**os.environ, "QUIRE_CLUSTER_SECRET": secret}
     done = subprocess.run(
         [*command, "--json", "--limit", "4000"], env=environment, capture_output=True, timeout=60, check=False
     )
@@ -75,8 +74,8 @@ def test_operators_see_traces_and_the_page(demonstrated: str) -> None:
     assert any({"gateway", "storage", "scheduler"} <= set(each["services"]) for each in json.loads(done.stdout))
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen("http://127.0.0.1:7421/", timeout=10)
-    shown = base64.b64encode(f"operator:{page_token(SECRET.encode())}".encode()).decode()
-    page = urllib.request.Request("http://127.0.0.1:7421/", headers={"Authorization": f"Basic {shown}"})
+    credentials = base64.b64encode(f"operator:{page_token(secret.encode())}".encode()).decode()
+    page = urllib.request.Request("http://127.0.0.1:7421/", headers={"Authorization": f"Basic {credentials}"})
     with urllib.request.urlopen(page, timeout=10) as answer:
         assert answer.status == 200
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +35,10 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     built = driving.run("kubectl", "kustomize", str(ROOT / "k8s/overlays/dev"))
     assert built.returncode == 0, built.stderr
     file = tmp_path_factory.mktemp("pods") / "pods.yaml"
-    file.write_text(for_podman([each for each in yaml.safe_load_all(built.stdout) if each]))
+    encoded = base64.b64encode(secrets.token_hex(32).encode()).decode()
+    documents = [document for document in yaml.safe_load_all(built.stdout) if document]
+    secret = {"kind": "Secret", "metadata": {"name": "quire-cluster"}, "data": {"QUIRE_CLUSTER_SECRET": encoded}}
+    file.write_text(for_podman([secret, *documents]))
     driving.run(PODMAN, "network", "create", NETWORK)
     played = driving.run(PODMAN, "play", "kube", "--network", NETWORK, str(file))
     try:

@@ -14,6 +14,9 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.wire.channels import ChannelPool
+from quire.wire.credentials import Caller
+from quire_tools.local import LocalCluster
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
 
@@ -21,6 +24,11 @@ LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
 def fresh_namespace(layout: KvLayout = LAYOUT) -> Namespace:
     """A namespace that no other test has."""
     return Namespace("test", os.urandom(8).hex(), layout)
+
+
+def members(cluster: LocalCluster, role: str) -> ChannelPool:
+    """Channels as a member of that role has them, in a cluster without mutual TLS."""
+    return ChannelPool(caller=Caller(role, cluster.secret.encode()))
 
 
 def some_keys(namespace: Namespace, chunks: int) -> ChunkKeys:

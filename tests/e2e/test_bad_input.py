@@ -37,7 +37,7 @@ from quire.wire.v1 import common_pb2, gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_server.permits import member_permit
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
 
 Scene = tuple[QuireClient, Namespace, ChunkKeys, npt.NDArray[np.uint8], Lookup]
 
@@ -219,10 +219,10 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     keys, payload = some_keys(namespace, 12), random_payload(namespace, 12)
     await store(client, namespace, keys, payload, durability=Durability.OBJECT)  # nothing is on its way any more
     found = await client.lookup(namespace, keys)
-    pool = ChannelPool()
+    pool, storage = members(cluster, "orchestrator"), members(cluster, "storage")
     stub: StorageServiceStub = StorageServiceStub(pool.get(cluster.address(found.ranges[0].node_id)))
     now_ms = int(time.time() * 1000)
-    index: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
+    index: OrchestratorServiceStub = OrchestratorServiceStub(storage.get(cluster.address("orchestrator")))
     asked = orchestrator_pb2.GetGenerationsRequest(
         node_id=found.ranges[0].node_id, chunks=map(convert.record_to, records(keys, 7, 1))
     )
@@ -242,6 +242,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     assert np.array_equal((await fetch_all(client, again))[0], payload[:, :7])
     assert (await store(client, namespace, keys, payload)).stored_chunks >= 1
     assert (await client.lookup(namespace, keys)).matched_chunks == 12
+    await storage.close()
     await pool.close()
 
 

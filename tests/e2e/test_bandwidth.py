@@ -20,11 +20,11 @@ from quire.model.errors import InvalidRequest, Unavailable
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.layout import Dtype, KvLayout
 from quire.model.profile import ComputeProfile, Sample
-from quire.wire.channels import ChannelPool, call
+from quire.wire.channels import call
 from quire.wire.v1 import scheduler_pb2
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
+from tests.e2e.helpers import fresh_namespace, members, random_payload, some_keys, store
 
 LAYOUT = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 64 KiB a slice, 1 MiB a chunk
 CHUNKS = 48
@@ -323,7 +323,7 @@ async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: Loca
 
 async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireClient) -> None:
     """Typed errors that name the field."""
-    channels = ChannelPool()
+    channels = members(cluster, "storage")
 
     async def asked(method: str, request: Any) -> None:
         async with asyncio.timeout(15):

@@ -23,11 +23,11 @@ from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, call
+from quire.wire.channels import call
 from quire.wire.v1 import orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
 
 MIB = 1 << 20
 SETTINGS = {
@@ -69,7 +69,7 @@ async def _fetched(client: QuireClient, namespace: Namespace, keys: ChunkKeys) -
 
 async def _holders(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
     """The live holders of each chunk, as the orchestrator knows them."""
-    pool = ChannelPool()
+    pool = members(cluster, "storage")
     stub: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
     request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records(keys, 0, len(keys))))
     response = await call(stub.Locate, request, timeout_s=10)

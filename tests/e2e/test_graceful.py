@@ -18,7 +18,7 @@ from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from quire.client import QuireClient
 from quire.model.errors import QuireError, TooManyRequests, VersionUnsupported
 from quire.model.nodes import Node, StorageInfo
-from quire.wire.channels import ChannelPool, call
+from quire.wire.channels import call
 from quire.wire.convert import node_to
 from quire.wire.status import error_of, trailers_of
 from quire.wire.v1 import gateway_pb2, orchestrator_pb2
@@ -27,6 +27,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.version import HEADER
 from quire_tools.local import LocalCluster
 from tests import fork_server
+from tests.e2e.helpers import members
 from tests.e2e.rolling import roll
 
 LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
@@ -95,7 +96,7 @@ async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: Local
 
 
 async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) -> None:
-    pool = ChannelPool()
+    pool = members(cluster, "storage")
     gateway: GatewayServiceStub = GatewayServiceStub(pool.get(cluster.address("gateway")))
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
     plain: Any = gateway.Status

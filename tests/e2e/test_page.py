@@ -22,7 +22,7 @@ import pytest
 from quire.client import ImageClient, QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.layout import Dtype, KvLayout
-from quire.wire.credentials import member_token, page_token
+from quire.wire.credentials import operator_token, page_token
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 from tests import fork_server
@@ -120,7 +120,7 @@ def _get(
 def test_strangers_see_nothing(cluster: LocalCluster) -> None:
     """Nor do those who know another token of the cluster."""
     for path in ("/", "/page.js", "/cluster.json", "/images.json", "/images/a"):
-        for password in ("", "wrong", member_token(cluster.secret), cluster.secret):
+        for password in ("", "wrong", operator_token(cluster.secret), cluster.secret):
             status, body = _get(cluster, path, password)
             assert status == 401 and b"storage-0" not in body, path
 

@@ -70,11 +70,11 @@ async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before
     orchestrators = [name for name in cluster.names if name.startswith("orchestrator")]
     members = [name for name in cluster.names if not name.startswith("orchestrator") and name != "redis"]
     order = orchestrators + members if first == "orchestrators" else members + orchestrators
-    upgraded = {"PYTHONPATH": "", "QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN": "true"}
+    upgraded = {"PYTHONPATH": "", "QUIRE_ACCEPT_UNPROVEN": "true"}
     done = await roll(cluster, order, upgraded)
     assert done["hit"] > 50 and done["storing"] > 10, done
     for name in orchestrators:  # from here on members prove that they know the secret
-        cluster.renew(name, environment={"QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN": "false"})
+        cluster.renew(name, environment={"QUIRE_ACCEPT_UNPROVEN": "false"})
     await asyncio.sleep(_EXPIRED_S)  # who was refused since is gone
     with SyncClient(cluster.gateway_address) as client:
         nodes = {node.node_id: node.protocol_version for node in client.status()}
@@ -89,6 +89,6 @@ def test_without_being_told_to_nobody_takes_members_that_prove_nothing(cluster: 
             cluster.renew(name, timeout_s=10, environment={"PYTHONPATH": ""})
     for name in ("storage-0", "orchestrator"):
         deadline = time.monotonic() + 20
-        while "QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN" not in (tmp_path / "c" / "logs" / f"{name}.log").read_text():
+        while "QUIRE_ACCEPT_UNPROVEN" not in (tmp_path / "c" / "logs" / f"{name}.log").read_text():
             assert time.monotonic() < deadline, name
             time.sleep(0.1)

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from quire_server.config import SECRET_BYTES_MIN
 from tests.unit.test_k8s import KUBERNETES, OPERATORS, built
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (make test-chart installs it)")
@@ -69,7 +70,9 @@ def comparable(objects: list[dict[str, Any]]) -> Objects:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_chart_is_what_kustomize_makes(overlay: str) -> None:
-    of_helm, of_kustomize = comparable(rendered(OVERLAYS[overlay])), comparable(built(overlay))
+    """But for the cluster's secret, which kustomize cannot generate."""
+    values = {"clusterSecret": {"generate": False}, **OVERLAYS[overlay]}
+    of_helm, of_kustomize = comparable(rendered(values)), comparable(built(overlay))
     assert of_helm.keys() == of_kustomize.keys()
     for name, each in of_kustomize.items():
         assert of_helm[name] == each, name
@@ -77,7 +80,7 @@ def test_the_chart_is_what_kustomize_makes(overlay: str) -> None:
 
 ALL: list[dict[str, Any]] = [
     *OVERLAYS.values(),
-    {"redis": {"trial": True}, "clusterSecret": {"value": "s"}, "decoder": {"enabled": False}},
+    {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
     {
         "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}],
@@ -95,6 +98,13 @@ def test_what_it_renders_is_valid(values: dict[str, Any]) -> None:
     for each in rendered(values):
         if each["apiVersion"].partition("/")[0] not in OPERATORS:
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_each_installation_has_a_secret_of_its_own() -> None:
+    objects = [comparable(rendered({}))["Secret", "quire-cluster"] for _ in range(2)]
+    secrets = [secret["stringData"]["QUIRE_CLUSTER_SECRET"] for secret in objects]
+    assert all(len(secret) >= SECRET_BYTES_MIN for secret in secrets) and len(set(secrets)) == 2
+    assert objects[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def test_values_reach_the_pods() -> None:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from quire.model.errors import Unauthenticated
 from quire.model.nodes import GatewayInfo, MemberSpans, Node
-from quire.wire.credentials import AUTHORIZATION, authorization, member_token, spans_token
+from quire.wire.credentials import AUTHORIZATION, authorization, operator_token, spans_token
 from quire.wire.v1 import trace_pb2
 from quire_gateway.adapters import spans
 from quire_gateway.adapters.spans import GrpcClusterSpans
@@ -67,7 +67,7 @@ async def _pages(token: str, monkeypatch: pytest.MonkeyPatch, recent: RecentSpan
 async def test_they_are_told_in_pages_to_who_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     recent = _finished(300, ["a"] * 300)
     assert await _pages(spans_token(_SECRET), monkeypatch, recent) == [200, 100]
-    for wrong in ("", spans_token(b"x" * 32), member_token(_SECRET.decode())):
+    for wrong in ("", spans_token(b"x" * 32), operator_token(_SECRET.decode())):
         with pytest.raises(Unauthenticated):
             await _pages(wrong, monkeypatch, recent)
 

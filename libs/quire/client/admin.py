@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Final
 
 from quire.model.errors import VersionUnsupported
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
-from quire.model.nodes import MemberSpans
+from quire.model.nodes import MemberSpans, Node
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, heard, stream
-from quire.wire.credentials import member_token
+from quire.wire.credentials import operator_token
 from quire.wire.policies import policies_from, policy_from
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
@@ -30,7 +30,7 @@ class AdminClient:
 
     def __init__(self, address: str, cluster_secret: str, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
         self._address = address
-        self._channels = ChannelPool(tls, member_token(cluster_secret))
+        self._channels = ChannelPool(tls, operator_token(cluster_secret))
         self._timeout_s = timeout_s
 
     @cached_property
@@ -44,6 +44,11 @@ class AdminClient:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._channels.close()
+
+    async def status(self) -> Sequence[Node]:
+        """The members of the cluster, with what they do for which tenant."""
+        response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
+        return [convert.node_from(node) for node in response.nodes]
 
     async def set_policy(
         self, namespace: Namespace, *, ttl_s: int | None = None, quota_bytes: int | None = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -13,7 +14,7 @@ from opentelemetry import trace
 
 from quire.model.errors import Unavailable
 from quire.telemetry import headers, names, tracer
-from quire.wire.credentials import interceptors
+from quire.wire.credentials import Caller, interceptors
 from quire.wire.status import error_of, went_away
 from quire.wire.tls import RotatingChannel, Tls
 from quire.wire.version import SPOKEN
@@ -31,11 +32,18 @@ _OPTIONS: Final = [
 ]
 
 
-class ChannelPool:
-    """Channels by address. Use from one loop. `tls`: with whom to speak, and as whom; `token`: what to show."""
+_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
-    def __init__(self, tls: Tls | None = None, token: str = "") -> None:
+
+class ChannelPool:
+    """Channels by address. Use from one loop.
+
+    `tls`: with whom to speak, and as whom; `token`: what to show; `caller`: what to show as a member without TLS.
+    """
+
+    def __init__(self, tls: Tls | None = None, token: str = "", caller: Caller | None = None) -> None:
         self._tls = tls
+        self._caller = caller
         self._token = token
         self._channels: dict[str, Any] = {}
 
@@ -58,12 +66,34 @@ class ChannelPool:
             address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
         if tls is not None:
             return RotatingChannel(address, tls, _OPTIONS, shown)
-        return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
+        return _MembersChannel(channel, self._caller) if self._caller is not None else channel
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
+
+
+class _MembersChannel:
+    """A channel whose calls say which member calls. An interceptor would take as long as a short call."""
+
+    def __init__(self, channel: grpc.aio.Channel, caller: Caller) -> None:
+        self._channel = channel
+        self._caller = caller
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._channel, name)
+        return partial(self._method, attribute) if name in _KINDS else attribute
+
+    def _method(self, make: Any, path: str, **options: Any) -> Any:
+        method, shown = make(path, **options), self._caller.shown_to(path)
+
+        def call(*request: Any, metadata: Any = (), **context: Any) -> Any:
+            return method(*request, metadata=(*metadata, shown), **context)
+
+        call._method = path  # type: ignore[attr-defined]
+        return call
 
 
 async def call(method: Any, request: Any, *, timeout_s: float, again: bool = True) -> Any:

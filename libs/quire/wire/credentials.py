@@ -1,9 +1,11 @@
-"""Who calls: tokens of tenants and of the cluster's members, in a request's metadata."""
+"""Who calls: tokens of tenants, operators and the cluster's members, in a request's metadata."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import grpc
@@ -12,20 +14,48 @@ from quire.model.errors import SecretDiffers
 
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "Bearer "
-MEMBER: Final = "member"
+_OPERATOR: Final = "member"  # since the first release
+CALLER: Final = "quire-caller"
+"""The header that names a member's role, with its proof."""
 
 
-def member_token(cluster_secret: str) -> str:
-    """What a member, or an operator who knows the cluster's secret, shows; empty without a secret."""
+def operator_token(cluster_secret: str) -> str:
+    """What an operator shows, who knows the cluster's secret; empty without a secret."""
     if not cluster_secret:
         return ""
-    return f"{MEMBER}:{hmac.digest(cluster_secret.encode(), b'quire member 1', 'sha256').hex()}"
+    return f"{_OPERATOR}:{hmac.digest(cluster_secret.encode(), b'quire member 1', 'sha256').hex()}"
 
 
-def is_member(token: str, *cluster_secrets: str) -> bool:
+def is_operator(token: str, *cluster_secrets: str) -> bool:
     """By any of the secrets."""
     shown = token.encode()
-    return any(hmac.compare_digest(shown, member_token(secret).encode()) for secret in cluster_secrets if secret)
+    return any(hmac.compare_digest(shown, operator_token(secret).encode()) for secret in cluster_secrets if secret)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A member that calls others without mutual TLS: by its role, with the cluster's secret."""
+
+    role: str
+    secret: bytes
+
+    def shown_to(self, path: str) -> tuple[str, str]:
+        """Return the header for a method (`/package.Service/Name`), which proves the role to that service alone."""
+        service = path.lstrip("/").partition("/")[0]
+        return CALLER, f"{self.role}:{_caller_proof(self.secret, self.role, service)}"
+
+
+@lru_cache(maxsize=256)
+def _caller_proof(secret: bytes, role: str, service: str) -> str:
+    return hmac.digest(secret, f"quire call 1\n{role}\n{service}".encode(), "sha256").hex()
+
+
+def role_shown(header: str, path: str, secrets: tuple[bytes, ...]) -> str:
+    """Return the role that a caller of a method has proved; empty for none."""
+    role, _, proof_shown = header.partition(":")
+    service = path.lstrip("/").partition("/")[0]
+    right = [hmac.compare_digest(proof_shown.encode(), _caller_proof(each, role, service).encode()) for each in secrets]
+    return role if any(right) else ""
 
 
 def page_token(cluster_secret: bytes) -> str:
@@ -46,7 +76,7 @@ def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
 def check_proof(shown: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
     """Raises `SecretDiffers`."""
     if not shown:
-        why = "it proves nothing; to let a release before this one in, set QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN=true"
+        why = "it proves nothing; to let a release before this one in, set QUIRE_ACCEPT_UNPROVEN=true"
         raise SecretDiffers(why, field="node.proof")
     if not any(hmac.compare_digest(shown, proof(node_id, incarnation, secret)) for secret in secrets):
         raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field="node.proof")

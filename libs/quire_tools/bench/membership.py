@@ -25,6 +25,7 @@ from quire import PROTOCOL_VERSION
 from quire.model.nodes import Location, Node, StorageInfo
 from quire.model.permit import PermitSigner
 from quire.wire.channels import ChannelPool
+from quire.wire.credentials import Caller
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.heartbeat import Heartbeat
 from quire_server.roster import Roster
@@ -42,7 +43,7 @@ class _Member:
     """A storage node's part in membership."""
 
     def __init__(self, number: int, orchestrator: str, listen: str, secret: bytes) -> None:
-        self.channels = ChannelPool()
+        self.channels = ChannelPool(caller=Caller("storage", secret))
         self._node = Node(
             node_id=f"storage-{number}",
             about=StorageInfo(worker_address=os.urandom(300), capacity_bytes=1 << 40, link=f"rack-{number % 40}"),

@@ -111,13 +111,14 @@ def certs(
 def status(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    admin: Admin = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="every figure of every member, too")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Who is in the cluster, what they hold, and what is not well."""
     from quire_tools.cli.status import status as show
 
-    show(folder, gateway, verbose=verbose, as_json=as_json)
+    show(folder, gateway, admin, verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -146,13 +147,14 @@ def doctor(
 def top(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    admin: Admin = "",
     interval_s: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
     rounds: Annotated[int, typer.Option(help="how often to draw; 0 for ever")] = 0,
 ) -> None:
     """The cluster as it works: rates, hits, links, caches. Ctrl-C ends it."""
     from quire_tools.cli.top import top as show
 
-    show(folder, gateway, interval_s, rounds)
+    show(folder, gateway, admin, interval_s, rounds)
 
 
 @app.command()

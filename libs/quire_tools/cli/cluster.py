@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from rich.console import Console
 from quire.client import AdminClient, SyncClient
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys
-from quire.wire.credentials import member_token, page_token
+from quire.model.nodes import Node
+from quire.wire.credentials import page_token
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
+from quire_server.config import value_of
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
 
@@ -100,7 +103,7 @@ def page_url(address: str, secret: str) -> str:
 
 def page(folder: Path) -> None:
     """Print the token by QUIRE_CLUSTER_SECRET, or the URL of the cluster on `folder`."""
-    if secret := os.environ.get("QUIRE_CLUSTER_SECRET", ""):
+    if secret := value_of("QUIRE_CLUSTER_SECRET", os.environ):
         print(page_token(secret.encode()))
     else:
         print(page_url(str(read_state(folder)["page"]), (folder / "secret").read_text()))
@@ -111,32 +114,36 @@ def gateway_of(folder: Path, gateway: str) -> str:
     return gateway or str(read_state(folder)["gateway"])
 
 
-def operator_token(folder: Path, gateway: str) -> str:
-    """The token that an operator shows to a gateway; empty for none.
-
-    For the cluster on `folder` it is made from that cluster's secret, for a gateway that was named from
-    QUIRE_CLUSTER_SECRET, which every service's container has. A gateway on another machine is not shown it, because the
-    token is sent to any process that listens at that address; QUIRE_TOKEN takes its place if it is set.
-    """
-    if gateway:
-        local = gateway.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
-        shown = local and not os.environ.get("QUIRE_TOKEN")
-        return member_token(os.environ.get("QUIRE_CLUSTER_SECRET", "")) if shown else ""
-    secret = folder / "secret"
-    return member_token(secret.read_text()) if secret.is_file() else ""
+@contextlib.contextmanager
+def looking(folder: Path, gateway: str, admin: str) -> Iterator[Callable[[], Sequence[Node]]]:
+    """How to ask for the members: `gateway` as a client, else as an operator."""
+    if gateway and not admin:
+        with SyncClient(gateway) as client:
+            yield client.status
+        return
+    with asyncio.Runner() as runner:
+        operator = _operator(folder, admin)
+        try:
+            yield lambda: runner.run(operator.status())
+        finally:
+            runner.run(operator.__aexit__())
 
 
 def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:
     """At `admin` with QUIRE_CLUSTER_SECRET, or at the cluster on `folder`."""
-    secret = os.environ.get("QUIRE_CLUSTER_SECRET", "")
-    if not admin or not secret:
-        admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
 
     async def run() -> None:
-        async with AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME)) as operator:
+        async with _operator(folder, admin) as operator:
             await work(operator)
 
     asyncio.run(run())
+
+
+def _operator(folder: Path, admin: str) -> AdminClient:
+    secret = value_of("QUIRE_CLUSTER_SECRET", os.environ)
+    if not admin or not secret:
+        admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
+    return AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME))
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.model.errors import InvalidRequest
+from quire_server.config import value_of
 from quire_server.redis import AccessKeys, connect
 from quire_server.redis.access import AccessKey, Grant, Level
 from quire_tools.cli.cluster import read_namespace
@@ -158,7 +159,7 @@ async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) ->
 
 def _run(folder: Path, action: Callable[[AccessKeys], Awaitable[Result]]) -> Result:
     """On the Redis and the secret of the environment, else of the cluster that runs on `folder`."""
-    url, secret = os.environ.get("QUIRE_REDIS_URL", ""), os.environ.get("QUIRE_CLUSTER_SECRET", "")
+    url, secret = value_of("QUIRE_REDIS_URL", os.environ), value_of("QUIRE_CLUSTER_SECRET", os.environ)
     if not url or not secret:
         url, secret = str(read_state(folder)["redis"]), (folder / "secret").read_text()
 

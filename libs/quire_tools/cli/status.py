@@ -13,10 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quire.client import SyncClient
 from quire.model.errors import DeadlineExceeded, MetadataUnavailable
 from quire.model.nodes import Node, Role
-from quire_tools.cli.cluster import gateway_of, operator_token
+from quire_tools.cli.cluster import looking
 
 _BAR: Final = 6
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -30,11 +29,11 @@ class _Column(NamedTuple):
     show: Callable[[Node], str]
 
 
-def status(folder: Path, gateway: str, *, verbose: bool, as_json: bool) -> None:
+def status(folder: Path, gateway: str, admin: str, *, verbose: bool, as_json: bool) -> None:
     """Who is there, what they hold, and what is not well."""
-    with SyncClient(gateway_of(folder, gateway), token=operator_token(folder, gateway)) as client:
+    with looking(folder, gateway, admin) as look:
         try:
-            members = client.status()
+            members = look()
         except (DeadlineExceeded, MetadataUnavailable) as error:
             raise type(error)(
                 f"{error}; does Redis answer (`redis-cli ping`), and what does an orchestrator log?"

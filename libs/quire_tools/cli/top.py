@@ -12,10 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from quire.client import SyncClient
 from quire.model.errors import QuireError
 from quire.model.nodes import Node, Role
-from quire_tools.cli.cluster import gateway_of, operator_token
+from quire_tools.cli.cluster import looking
 
 _SPARKS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 30
@@ -53,15 +52,15 @@ _BYTES = (
 console = Console()
 
 
-def top(folder: Path, gateway: str, interval_s: float, rounds: int) -> None:
+def top(folder: Path, gateway: str, admin: str, interval_s: float, rounds: int) -> None:
     """Until Ctrl-C, or `rounds` times. A gateway that does not answer is shown as such and asked again."""
-    with SyncClient(gateway_of(folder, gateway), token=operator_token(folder, gateway)) as client:
+    with looking(folder, gateway, admin) as look:
         screen = _Screen()
         with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:
             shown = 0
             while True:
                 try:
-                    live.update(screen.draw(list(client.status()), time.monotonic()), refresh=True)
+                    live.update(screen.draw(list(look()), time.monotonic()), refresh=True)
                 except QuireError as error:
                     live.update(Text(f"{error.code()}: {error}", style="bold red"), refresh=True)
                 shown += 1

@@ -16,6 +16,7 @@ from rich.text import Text
 from quire.client import AdminClient
 from quire.model.errors import InvalidRequest, Unavailable
 from quire.telemetry import be_background
+from quire_server.config import value_of
 from quire_tools.cli.cluster import as_operator
 from quire_tools.spans import Span, Trace, lines_of, read_traces
 
@@ -35,7 +36,7 @@ def of_folder(folder: Path) -> dict[str, Trace]:
 
 def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
     """What the members of a cluster keep. Raises `InvalidRequest` where there are none."""
-    if not os.environ.get("QUIRE_CLUSTER_SECRET"):
+    if not value_of("QUIRE_CLUSTER_SECRET", os.environ):
         raise InvalidRequest("must be set: operators know the cluster's secret", field="QUIRE_CLUSTER_SECRET")
     lines: list[bytes] = []
 

@@ -26,10 +26,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from quire.telemetry import logger
-from quire.wire.credentials import AUTHORIZATION, member_token
+from quire.wire.credentials import AUTHORIZATION, operator_token
 from quire.wire.tls import MEMBER_NAME, OPERATOR, Tls
 from quire.wire.v1 import gateway_pb2
-from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub, GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
 from quire_tools.local.ports import free_ports, is_free, named_ports, remembered_ports
 from quire_tools.local.processes import Process, Starter
@@ -432,11 +432,13 @@ class LocalCluster:
             time.sleep(0.05)
 
     def _members(self) -> dict[str, _Member]:
-        """Members by name, as the gateway tells them; empty while it does not answer."""
-        shown = [(AUTHORIZATION, f"Bearer {member_token(self.secret)}")]
-        with self._channel(self._addresses["gateway"][0]) as channel, contextlib.suppress(grpc.RpcError):
-            stub: Any = GatewayServiceStub(channel)
-            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
+        """Members by name, as a gateway lists them; empty while it does not answer."""
+        metadata = [(AUTHORIZATION, f"Bearer {operator_token(self.secret)}")]
+        open_to_all = self._settings.get("QUIRE_GATEWAY_AUTH") != "tokens"
+        address = self._addresses["gateway"][0] if open_to_all else self.admin_address
+        with self._channel(address) as channel, contextlib.suppress(grpc.RpcError):
+            stub: Any = (GatewayServiceStub if open_to_all else AdminServiceStub)(channel)
+            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=metadata).nodes
             return {node.node_id: _Member(node.node_id, node.grpc_address, node.incarnation) for node in nodes}
         return {}
 

@@ -16,7 +16,6 @@ from quire.model.errors import Abandoned
 from quire.model.nodes import Node
 from quire.transport import OFF, data_plane
 from quire.wire import convert
-from quire.wire.channels import ChannelPool
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
@@ -30,7 +29,7 @@ from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.runtime import Decoder, Served
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.service import member_tls, run_service, serve_member
+from quire_server.service import member_channels, member_tls, run_service, serve_member
 
 _ABANDONED_MAX: Final = 1024
 
@@ -109,7 +108,8 @@ async def serve(config: DecoderConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
-    channels, transport, clock = ChannelPool(tls), data_plane(OFF), ClusterClock(SystemClock())
+    channels, transport = member_channels(config, "decoder"), data_plane(OFF)
+    clock = ClusterClock(SystemClock())
     await transport.start()
     memory = RemoteMemory(transport)
     records = StoredRecords(channels=channels, transport=transport, memory=memory, secrets=config.secrets, clock=clock)
@@ -131,6 +131,7 @@ async def serve(config: DecoderConfig) -> None:
         requests_max=config.requests_max,
         tls=tls,
         secrets=config.secrets,
+        accept_unproven=config.accept_unproven,
     )
     add_DecoderServiceServicer_to_server(DecoderServicer(decoder, memory), server.grpc)
 

@@ -15,7 +15,7 @@ from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import counter, names
-from quire.wire.credentials import AUTHORIZATION, bearer, is_member
+from quire.wire.credentials import AUTHORIZATION, bearer, is_operator
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Limits, Taken, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
@@ -33,14 +33,14 @@ _WRONG_SECRET: Final = random.token_hex(20)
 class Principal:
     """Who a request acts for. `salts`: its namespaces must have one of these; None for any.
 
-    Members of the cluster and its operators know its secret: they have no limits. `rdma`: may name memory. `key`: the
-    access key that was shown.
+    `operator`: knows the cluster's secret, at the admin frontend. `rdma`: may name memory. `key`: the access key that
+    was shown.
     """
 
     tenant: str = ""
     salts: tuple[bytes, ...] | None = None
     read_only: bool = False
-    member: bool = False
+    operator: bool = False
     rdma: bool = True
     key: AccessKey | None = field(default=None, compare=False)
 
@@ -53,7 +53,6 @@ class Need:
     """
 
     write: bool = False
-    operator: bool = False
     salt: bytes | None = None
     tenant: str = ""
     payload: int = 0
@@ -127,9 +126,7 @@ class Admission:
         token = bearer(header)
         if not token.isascii():
             raise Unauthenticated("a token has ASCII characters only", field=AUTHORIZATION)
-        if token and is_member(token, self._config.cluster_secret, self._config.cluster_secret_also):
-            return Principal(member=True)
-        if self._config.auth == "off":
+        if not self._config.asks_for_tokens:
             return Principal()
         name, _, secret = token.partition(":")
         key = await self._keys.get(name) if name else None
@@ -149,7 +146,7 @@ class Admission:
             raise NotAllowed("it is not of this URL, or its key is gone", field="signature")
         if claim.expires_s * 1000 <= self._clock.now_ms():
             raise NotAllowed("this URL's time is over", field="expires")
-        if self._config.auth == "off":
+        if not self._config.asks_for_tokens:
             return Principal(read_only=True, rdma=False)
         return replace(self.principal(key), read_only=True, rdma=False)
 
@@ -160,14 +157,23 @@ class Admission:
         CALLER.set(principal)
         return principal
 
+    async def operator(self, context: Any) -> Principal:
+        """Authenticate a gRPC call at the admin frontend. Raises `Unauthenticated`."""
+        token = bearer(_authorization_of(context))
+        config = self._config
+        if not token.isascii() or not is_operator(token, config.cluster_secret, config.cluster_secret_also):
+            raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
+        principal = Principal(operator=True)
+        CALLER.set(principal)
+        return principal
+
     async def caller(self, context: Any) -> Principal:
         """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
         known: Principal | None = getattr(context, "principal", None)
         if known is not None:
             CALLER.set(known)
             return known
-        metadata = context.invocation_metadata() or ()
-        return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))
+        return await self.authenticate(_authorization_of(context))
 
     def check(self, principal: Principal, need: Need) -> None:
         """Check what the caller may do, before work of which the extent is not known yet. Raises as `admit`."""
@@ -177,7 +183,7 @@ class Admission:
     def admit(self, principal: Principal, need: Need) -> Iterator[Taken]:
         """One request, while it runs; what yields takes in more bytes, once it is known how many will go out.
 
-        Raises `NotAllowed`, `Unauthenticated` for what only operators may, and `TenantExhausted` or `GatewayLate`, with
+        Raises `NotAllowed`, and `TenantExhausted` or `GatewayLate`, with
         the time after which to come again, before anything was begun.
         """
         _check(principal, need)
@@ -188,7 +194,7 @@ class Admission:
             with contextlib.ExitStack() as room:
                 tenant = principal.tenant or (tenant_name(need.salt) if need.salt is not None else need.tenant)
                 taken = Taken()
-                if tenant and not principal.member:
+                if tenant:
                     taken = room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
                 yield taken
         except ResourceExhausted as error:
@@ -205,10 +211,14 @@ class Admission:
             self._late_s = max(late_s, 0.8 * self._late_s)
 
 
+def _authorization_of(context: Any) -> str:
+    """The `Authorization` header of a gRPC call; empty for none."""
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for key, value in metadata if key == AUTHORIZATION), "")
+
+
 def _check(principal: Principal, need: Need) -> None:
-    """Raises `NotAllowed`, `Unauthenticated`."""
-    if need.operator and not principal.member:
-        raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
+    """Compare what a request needs with what its caller may do. Raises `NotAllowed`."""
     if need.write and principal.read_only:
         raise NotAllowed("this key only reads", field=AUTHORIZATION)
     salts = principal.salts

@@ -64,7 +64,7 @@ class AuditLog:
             "at_ms": self._clock.now_ms(),
             "key": caller.key.name if caller is not None and caller.key is not None else "",
             "tenant": caller.tenant if caller is not None else "",
-            "operator": caller is not None and caller.member,
+            "operator": caller is not None and caller.operator,
             "act": act,
             "object": subject,
             "outcome": outcome,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.permit import TRANSFER_S_MAX
-from quire_server.config import MemberConfig, files_together, setting
+from quire_server.config import MemberConfig, beyond_loopback, files_together, setting
 
 PREFIX = "QUIRE_GATEWAY_"
 
@@ -48,8 +48,9 @@ class GatewayConfig(MemberConfig):
     admin_listen: str = setting("", "host:port of the admin frontend; empty: closed")
     auth: str = setting(
         "off",
-        "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed",
-        choices=("off", "tokens"),
+        "tokens: gRPC and images want a key of `quire keys`; off: every caller on this host is allowed; "
+        "everyone: every caller who reaches the gateway",
+        choices=("off", "tokens", "everyone"),
     )
     audit_log: str = setting("", "file for the audit log; empty: standard error output, beside the log")
     accept_unproven: bool = setting(
@@ -103,4 +104,19 @@ class GatewayConfig(MemberConfig):
         files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
         if (self.tls_listen or self.s3_tls_listen or self.http_tls_listen) and not any(files.values()):
             found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")
+        public = [
+            address
+            for address in (self.listen, self.tls_listen, self.http_listen, self.http_tls_listen)
+            if beyond_loopback(address)
+        ]
+        if self.auth == "off" and public:
+            found.append(
+                f"QUIRE_GATEWAY_AUTH=off: {', '.join(public)} can be reached from other hosts; set tokens, or everyone "
+                "where only those whom you trust reach it"
+            )
         return found + files_together(files)
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether there are tenants; without tokens there is one."""
+        return self.auth == "tokens"

@@ -85,7 +85,7 @@ from quire_server.redis import (
     key_secret,
 )
 from quire_server.redis.access import CHUNKS_BUCKET
-from quire_server.service import member_tls, run_service, serve_member
+from quire_server.service import member_channels, member_tls, run_service, serve_member
 
 _MESSAGE_BYTES_MAX: Final = 8 << 20
 """Of a client's request: 65,536 keys are 2 MiB, and as many tokens as may be sent 5 MiB."""
@@ -118,7 +118,7 @@ def _s3_frontend(
     authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
-    index, guarded = GrpcChunkIndex(config, channels), config.auth != "off"  # without tokens there is one tenant
+    index, guarded = GrpcChunkIndex(config, channels), config.asks_for_tokens
     reserved: dict[str, Callable[[str], Backend]] = {
         CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, boundary.derivation, whole_bodies),
         LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
@@ -201,7 +201,7 @@ def _listeners(
             config.admin_listen,
             ["quire.v1.AdminService"],
             tls=tls,
-            authenticate=admission.caller,
+            authenticate=admission.operator,
             on_failure=admission.audit.request,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
@@ -313,7 +313,7 @@ async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcSt
     Raises:
         ConfigInvalid: The cluster's secrets do not unwrap the secret for derived keys.
     """
-    guarded = config.auth != "off"
+    guarded = config.asks_for_tokens
     addresses = WorkerAddresses(
         required=guarded and not config.accept_unproven,
         secrets=config.secrets,
@@ -333,7 +333,8 @@ async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcSt
 
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
-    channels, redis, incarnation = ChannelPool(member_tls(config)), connect(config.redis_url), os.urandom(8).hex()
+    channels, redis = member_channels(config, "gateway"), connect(config.redis_url)
+    incarnation = os.urandom(8).hex()
     clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
     allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
     gateway, members = Gateway(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)

@@ -25,7 +25,7 @@ from quire_server.heartbeat import ClusterNews
 from quire_server.roster import Changes, RosterLog
 
 _REPORT_MS: Final = 2.5
-_UNPROVEN: Final = "QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN"
+_UNPROVEN: Final = "QUIRE_ACCEPT_UNPROVEN"
 _PROVEN: Final = 4
 """The protocol from which on members prove that they know the secret."""
 _GATHERED_SHARE: Final = 0.05

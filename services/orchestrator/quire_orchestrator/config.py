@@ -30,9 +30,6 @@ class OrchestratorConfig(MemberConfig):
     sweep_ms: int = setting(5_000, "how often is looked for either", minimum=10)
     decoder_theta: int = setting(4, "requests at a decoder above which others take over (LatentBox, §4.4)", minimum=0)
     decode_timeout_s: float = setting(60.0, "after how long a decode that was not ended counts as ended", minimum=0.1)
-    accept_unproven: bool = setting(
-        False, "members of the release before (protocol 3), which prove nothing, may join: while they are upgraded"
-    )
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
 

@@ -11,7 +11,6 @@ from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
 from quire.wire import convert
-from quire.wire.channels import ChannelPool
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -25,8 +24,9 @@ from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
+from quire_server.callers import check_own_role
 from quire_server.clock import ClusterClock, SystemClock
-from quire_server.grpc_server import Server, check_role
+from quire_server.grpc_server import Server
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
 from quire_server.redis import (
@@ -41,7 +41,7 @@ from quire_server.redis import (
     connect,
 )
 from quire_server.redis.access import salt_of
-from quire_server.service import member_tls, run_service, stop_within_s, until_stopped
+from quire_server.service import member_channels, member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
 
 
@@ -162,7 +162,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
         node = convert.node_from(request.node)
-        check_role(context, node.role.value)
+        check_own_role(context, node.role.value)
         self._cluster.check(node, request.proof)
         interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
         listing = news.listing or Listing()
@@ -305,10 +305,9 @@ def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord
 
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
-    tls = member_tls(config)
     redis = connect(config.redis_url)
     clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
-    channels, permits = ChannelPool(tls), PermitSigner(*config.secrets)
+    channels, permits = member_channels(config, "orchestrator"), PermitSigner(*config.secrets)
     orchestrator = Orchestrator(
         config=config,
         index=PrefixIndex(redis),
@@ -324,6 +323,7 @@ async def serve(config: OrchestratorConfig) -> None:
         requests_max=config.requests_max,
         tls=member_tls(config),
         secrets=config.secrets,
+        accept_unproven=config.accept_unproven,
     )
     catalogue = Images(redis)
     quotas = Quotas(

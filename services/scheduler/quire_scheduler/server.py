@@ -7,7 +7,6 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.model.nodes import Node
-from quire.wire.channels import ChannelPool
 from quire.wire.v1 import scheduler_pb2 as pb
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.adapters.shelf import RedisCurveShelf
@@ -20,7 +19,7 @@ from quire_scheduler.runtime import Scheduler
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.redis import Kept, RedisLeaderLease, RedisProbe, connect
-from quire_server.service import member_tls, run_service, serve_member
+from quire_server.service import member_channels, member_tls, run_service, serve_member
 
 
 class SchedulerServicer(SchedulerServiceServicer):
@@ -88,9 +87,10 @@ async def serve(config: SchedulerConfig) -> None:
         requests_max=config.requests_max,
         tls=tls,
         secrets=config.secrets,
+        accept_unproven=config.accept_unproven,
     )
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
-    channels = ChannelPool(tls)
+    channels = member_channels(config, "scheduler")
 
     def describe() -> Node:
         return Node(

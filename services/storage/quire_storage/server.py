@@ -22,7 +22,6 @@ from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.transport import data_plane
 from quire.wire import convert
-from quire.wire.channels import ChannelPool
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
@@ -31,7 +30,7 @@ from quire_server.clock import Clock, ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.permits import PermitChecker
 from quire_server.roster import Roster
-from quire_server.service import member_tls, run_service, serve_member
+from quire_server.service import member_channels, member_tls, run_service, serve_member
 from quire_server.telemetry.metrics import redundancy
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
@@ -163,7 +162,7 @@ class StorageServicer(StorageServiceServicer):
 async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
-    channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
+    channels, incarnation = member_channels(config, "storage"), os.urandom(8).hex()
     clock, permits = ClusterClock(SystemClock()), PermitSigner(*config.secrets)
     transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
     address, roster = config.orchestrator_address, Roster()
@@ -197,6 +196,7 @@ async def serve(config: StorageConfig) -> None:
         requests_max=config.requests_max,
         tls=tls,
         secrets=config.secrets,
+        accept_unproven=config.accept_unproven,
     )
     add_StorageServiceServicer_to_server(
         StorageServicer(node, config.node_id, PermitChecker(permits, clock), clock, nonces, incarnation), server.grpc

@@ -15,7 +15,7 @@ from quire.testing.clock import FakeClock
 from quire_gateway.addresses import PROOF_MS, WorkerAddresses
 from quire_gateway.admission import Principal
 
-ALICE, MEMBER = Principal(tenant="alice", salts=(b"a" * 16,)), Principal(member=True)
+ALICE, ANYBODY = Principal(tenant="alice", salts=(b"a" * 16,)), Principal()
 
 
 def _address(ucx: bytes, shared: bytes = b"") -> bytes:
@@ -95,7 +95,7 @@ async def test_a_proof_has_its_time() -> None:
 async def test_who_is_not_asked() -> None:
     """Members, and all where it is not required, which puts the fault back; memory that is shared."""
     addresses = _addresses(_Nodes())
-    addresses.check(MEMBER, _target(b"node"))
+    addresses.check(ANYBODY, _target(b"node"))
     addresses.check(Principal(), _target(b"node"))
     addresses.check(ALICE, _target(b"", b"shared"))
     lenient = _addresses(_Nodes(), required=False)

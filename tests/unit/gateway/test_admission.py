@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from quire.model.errors import NotAllowed, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.testing import FakeClock
-from quire.wire.credentials import authorization, member_token
+from quire.wire.credentials import AUTHORIZATION, authorization, operator_token
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import GatewayLate, TenantExhausted
@@ -95,14 +96,29 @@ async def test_what_a_key_may() -> None:
             pass
 
 
+def _shown(token: str) -> Any:
+    """The context of a gRPC call with that token."""
+    return SimpleNamespace(invocation_metadata=lambda: ((AUTHORIZATION, authorization(token)),))
+
+
 async def test_operators_know_the_clusters_secret() -> None:
-    admission = _admission()
-    member = await admission.authenticate(f"Bearer {member_token(SECRET)}")
-    with admission.admit(member, Need(operator=True)):
-        pass
-    for principal in (await _principal("writer"), Principal()):
-        with pytest.raises(Unauthenticated), admission.admit(principal, Need(operator=True)):
-            pass
+    admission = _admission(cluster_secret_also="t" * 32)
+    for secret in (SECRET, "t" * 32):
+        assert (await admission.operator(_shown(operator_token(secret)))).operator
+    for token in ("", "writer:secret of writer", operator_token("u" * 32), "\xe9"):
+        with pytest.raises(Unauthenticated, match="operators"):
+            await admission.operator(_shown(token))
+
+
+@pytest.mark.parametrize("auth", ["tokens", "off"])
+async def test_the_operators_token_is_none_of_a_client(auth: str) -> None:
+    """At the frontends of clients it opens nothing."""
+    admission, header = _admission(auth=auth), authorization(operator_token(SECRET))
+    if auth == "off":
+        assert await admission.authenticate(header) == Principal()
+        return
+    with pytest.raises(Unauthenticated):
+        await admission.authenticate(header)
 
 
 async def test_a_tenant_has_one_set_of_limits_whatever_the_frontend() -> None:
@@ -111,7 +127,7 @@ async def test_a_tenant_has_one_set_of_limits_whatever_the_frontend() -> None:
         with pytest.raises(TenantExhausted) as refused, admission.admit(alice, Need()):
             pass
         assert refused.value.retry_after_s > 0
-        with admission.admit(Principal(member=True), Need()), admission.admit(Principal(tenant="bob"), Need()):
+        with admission.admit(Principal(), Need()), admission.admit(Principal(tenant="bob"), Need()):
             pass
     with admission.admit(alice, Need()):
         pass
@@ -145,7 +161,3 @@ async def test_while_one_secret_replaces_the_other_both_are_believed() -> None:
         for times in (2, 3):
             with admission.admit(principal, Need(salt=principal.tenant.encode() * times)):
                 pass
-    for secret in (SECRET, "t" * 32):
-        assert (await admission.authenticate(authorization(member_token(secret)))).member
-    with pytest.raises(Unauthenticated):
-        await admission.authenticate(authorization(member_token("u" * 32)))

@@ -26,7 +26,7 @@ def test_denials_and_acts_are_lines(tmp_path: Path) -> None:
     log.request("S3 GET /quire-kv/a", S3Error("AccessDenied", "Access Denied"))
     log.request("/quire.v1.GatewayService/Fetch", ChunkMissing("gone"))
     log.request("S3 GET /b/a", S3Error("NoSuchKey", "gone"))
-    CALLER.set(Principal(member=True))
+    CALLER.set(Principal(operator=True))
     log.act("SetTenant", "alice", None)
     log.act("SetTheta", "5", NotAllowed("no"))
     lines = _lines(tmp_path / "audit")

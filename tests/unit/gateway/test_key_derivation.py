@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from quire.model.lease import Lease, LeaseSigner
 from quire.model.ranges import ChunkRange
 from quire.testing.clock import FakeClock
 from quire.wire import convert
+from quire.wire.credentials import AUTHORIZATION, authorization, operator_token
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission, Principal
+from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
@@ -185,7 +187,8 @@ async def test_operators_are_told_the_keys_of_clients() -> None:
     anything: Any = nothing
     admission: Any = Admission(config, anything, FakeClock())
     servicer = AdminServicer(config, admission, anything, watching, anything, derived)  # type: ignore[arg-type]
-    context: Any = type("Context", (), {"principal": Principal(member=True)})()
+    metadata = ((AUTHORIZATION, authorization(operator_token("s" * 32))),)
+    context: Any = SimpleNamespace(invocation_metadata=lambda: metadata)
     (page,) = [page async for page in servicer.Watch(pb.WatchRequest(), context)]
     first, unknown = page.events
     assert (first.chunk_keys, first.parent_keys) == (KEYS.packed, NO_PARENT + KEYS.run(0, 4).packed)

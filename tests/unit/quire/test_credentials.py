@@ -7,18 +7,18 @@ import pytest
 
 from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from quire.model import errors
-from quire.wire.credentials import authorization, bearer, check_proof, is_member, member_token, page_token, proof
+from quire.wire.credentials import authorization, bearer, check_proof, is_operator, operator_token, page_token, proof
 from quire.wire.status import error_of, unsent, went_away
 from quire.wire.version import HEADER, SPOKEN, check, check_metadata
 
 
 def test_a_member_is_known_by_any_of_the_secrets() -> None:
-    token = member_token("new")
-    assert is_member(token, "old", "new")
-    assert not is_member(token, "old")
-    assert not is_member("", "")
-    assert member_token("") == ""
-    assert len({token, member_token("old"), page_token(b"new")}) == 3
+    token = operator_token("new")
+    assert is_operator(token, "old", "new")
+    assert not is_operator(token, "old")
+    assert not is_operator("", "")
+    assert operator_token("") == ""
+    assert len({token, operator_token("old"), page_token(b"new")}) == 3
 
 
 def test_a_proof_is_of_one_incarnation() -> None:

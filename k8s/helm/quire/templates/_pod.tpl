@@ -140,7 +140,7 @@ volumeMounts:
 {{- define "quire.volumes" -}}
 volumes:
   - name: tmp
-    emptyDir: {}
+    emptyDir: {sizeLimit: 2Gi}
   {{- if and (eq .role "storage") .root.Values.sharedMemory.enabled }}
   - {name: sockets, hostPath: {path: /run/quire, type: DirectoryOrCreate}}
   {{- end }}

@@ -823,6 +823,11 @@ class AdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Status = channel.unary_unary(
+                '/quire.v1.AdminService/Status',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
+                _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/quire.v1.AdminService/SetPolicy',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
@@ -858,6 +863,13 @@ class AdminServiceStub:
 class AdminServiceServicer:
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret.
     """
+
+    def Status(self, request, context):
+        """The members of the cluster, with what they do for which tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
         """Bound what a namespace may take up, and for how long.
@@ -904,6 +916,11 @@ class AdminServiceServicer:
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.StatusResponse.SerializeToString,
+            ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
@@ -945,6 +962,33 @@ def add_AdminServiceServicer_to_server(servicer, server):
 class AdminService:
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret.
     """
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/Status',
+            quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def SetPolicy(request,

@@ -290,6 +290,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
+    Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
+    """The members of the cluster, with what they do for which tenant."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
@@ -308,6 +310,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
+    """The members of the cluster, with what they do for which tenant."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
@@ -323,6 +327,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
+
+    @_abc_1.abstractmethod
+    def Status(
+        self,
+        request: _gateway_pb2.StatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.StatusResponse, _abc.Awaitable[_gateway_pb2.StatusResponse]]:
+        """The members of the cluster, with what they do for which tenant."""
 
     @_abc_1.abstractmethod
     def SetPolicy(

@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from quire.client import ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
+from quire.wire.credentials import Caller
 from quire_tools.bench.decoder.image_store.server import put_png
 from quire_tools.bench.decoder.trace import Trace
 from quire_tools.bench.report import Report, Row
@@ -122,13 +123,13 @@ def _cluster(folder: Path, settings: dict[str, str], modules: dict[str, str] | N
 
 async def _store(cluster: LocalCluster, names: list[str], size: int) -> list[tuple[int, int]]:
     """Bytes of each image as a PNG and as a latent record. The PNG is of the decode: all set-ups answer alike."""
-    sizes = []
+    sizes, orchestrator = [], (cluster.address("orchestrator"), Caller("gateway", cluster.secret.encode()))
     async with QuireClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         for name, (latent, info) in zip(names, encode(pictures(len(names), size)), strict=True):
             entry = await images.put(name, latent, info)
             png = (await images.get(name)).data
-            await put_png(client, cluster.address("orchestrator"), f"png.{name}", png, size)
+            await put_png(client, orchestrator, f"png.{name}", png, size)
             sizes.append((len(png), entry.record_bytes))
     return sizes
 

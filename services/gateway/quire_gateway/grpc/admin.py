@@ -14,6 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.wire import convert
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1 import orchestrator_pb2
 from quire.wire.v1.gateway_pb2_grpc import (
     AdminServiceServicer,
 )
@@ -44,6 +45,12 @@ class AdminServicer(AdminServiceServicer):
         self._admission = admission
         self._orchestrator = orchestrator
 
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
+        with self._admission.admit(await self._admission.operator(context), Need()):
+            listing = orchestrator_pb2.ListNodesRequest()
+            listed = await call(self._orchestrator.ListNodes, listing, timeout_s=self._timeout_s)
+            return pb.StatusResponse(nodes=listed.nodes)
+
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         response: pb.SetPolicyResponse = await self._act(
             self._orchestrator.SetPolicy,
@@ -70,7 +77,7 @@ class AdminServicer(AdminServiceServicer):
         return response
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
-        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+        with self._admission.admit(await self._admission.operator(context), Need()):
             self._admission.audit.act("Watch", request.after, None)
             async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
                 async for page in pages:
@@ -80,7 +87,7 @@ class AdminServicer(AdminServiceServicer):
     async def ListSpans(
         self, request: pb.ListClusterSpansRequest, context: Any
     ) -> AsyncIterator[pb.ListClusterSpansResponse]:
-        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+        with self._admission.admit(await self._admission.operator(context), Need()):
             self._admission.audit.act("ListSpans", request.trace_id, None)
             async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
                 async for page in pages:
@@ -99,7 +106,7 @@ class AdminServicer(AdminServiceServicer):
     async def _act(self, method: Any, request: Any, context: Any, subject: Callable[[], str] = str) -> Any:
         """Forward an act to the orchestrator, and record it. `subject`: returns its object; called once admitted."""
         act, subject_of_act = type(request).__name__.removesuffix("Request"), ""
-        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+        with self._admission.admit(await self._admission.operator(context), Need()):
             try:
                 subject_of_act = subject()
                 response = await call(method, request, timeout_s=self._timeout_s)

@@ -355,7 +355,7 @@ class ImagesFrontend:
         if (claim := request.get(_CLAIM)) is not None:
             left_s = max(0, claim.expires_s - int(time.time()))
             kept = [_bounded(part, left_s) for part in kept]
-        elif self._config.auth != "off":
+        elif self._config.asks_for_tokens:
             kept = ["private", *(part for part in kept if part != "public")]
         modified = formatdate(entry.created_ms // 1000, usegmt=True)
         return {"Last-Modified": modified, "Cache-Control": ", ".join(kept)}

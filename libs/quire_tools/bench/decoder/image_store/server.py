@@ -21,6 +21,7 @@ from quire.model.nodes import DecoderInfo, Node
 from quire.transport import OFF, Transport, data_plane
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
+from quire.wire.credentials import Caller
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1 import images_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
@@ -29,7 +30,7 @@ from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.service import run_service, serve_member
+from quire_server.service import member_channels, run_service, serve_member
 from quire_tools.bench.decoder.latentbox.tiers import LruTier
 
 _TAIL_SHARE: Final = 0.1
@@ -101,7 +102,7 @@ class ImageStore(DecoderServiceServicer):
         return image
 
 
-async def put_png(client: QuireClient, orchestrator_address: str, name: str, png: bytes, side: int) -> None:
+async def put_png(client: QuireClient, orchestrator: tuple[str, Caller], name: str, png: bytes, side: int) -> None:
     """Store a PNG as a chunk, and catalogue it as the record of an image: gateways take latent records alone."""
     digest = hashlib.sha256(png).digest()
     entry = ImageEntry(name, digest, len(png), digest, "", side, side)
@@ -111,8 +112,9 @@ async def put_png(client: QuireClient, orchestrator_address: str, name: str, png
     session = await client.store(entry.namespace, entry.keys, 0, buffer, complete=True)
     await session.finish()
     buffer.close()
-    channels = ChannelPool()
-    stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
+    address, caller = orchestrator
+    channels = ChannelPool(caller=caller)
+    stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
     request = images_pb2.PutImageRequest(entry=convert.image_to(entry))
     await call(stub.PutImage, request, timeout_s=client.timeout_s, again=False)
     await channels.close()
@@ -120,7 +122,7 @@ async def put_png(client: QuireClient, orchestrator_address: str, name: str, png
 
 async def serve(config: DecoderConfig) -> None:
     """Run until SIGTERM."""
-    channels, transport, incarnation = ChannelPool(), data_plane(OFF), os.urandom(8).hex()
+    channels, transport, incarnation = member_channels(config, "decoder"), data_plane(OFF), os.urandom(8).hex()
     clock = ClusterClock(SystemClock())
     await transport.start()
     store = ImageStore(config, channels, transport, clock)
