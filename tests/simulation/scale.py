@@ -12,6 +12,8 @@ import quire_server.redis.bucket_scripts as scripts_module
 import quire_server.redis.index as index_module
 import quire_server.redis.slots as slots_module
 from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
+from quire.testing.simulation.shared_memory import wait_in_thread
+from quire_storage import batches as batches_at_node
 from quire_storage import delivery as delivery_at_node
 from quire_storage import hot_copies as hot_at_node
 from quire_storage import replication as replication_at_node
@@ -32,6 +34,7 @@ def scale(loop: SimulatedLoop) -> None:
     vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
     vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = BUCKET_CHUNKS
     vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
+    vars(batches_at_node)["wait_in_thread"] = wait_in_thread
     del slots_module.TAGS[_HASH_TAGS:]  # sweeps of the index ask all of them
     vars(hot_at_node).update(_HOT_SHARE=2e-4, _COLD_SHARE=1e-4)
     vars(copying_module)["_AHEAD_BYTES"] = 1 << 14  # a turn of a thread is some layers

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -163,6 +163,11 @@ def window(view: Bytes, offset: int, length: int, field: str) -> Bytes:
     if offset < 0 or length < 0 or offset + length > view.nbytes:
         raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {view.nbytes} bytes", field=field)
     return view[offset : offset + length]
+
+
+def wait_in_thread(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    """Have the loop run `work`, and wait for its end in a thread that copies. Raises what it raises."""
+    asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 async def to_its_end(copying: asyncio.Future[Result]) -> Result:

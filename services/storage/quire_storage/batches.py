@@ -20,6 +20,7 @@ from quire.model.descriptor import Descriptor
 from quire.model.errors import ChunkMissing, CorruptData
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
+from quire.transport.copying import wait_in_thread
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, Carried, places, unheard, verification
@@ -280,7 +281,7 @@ class Batches:
 
         def mend(bad: list[int]) -> None:
             healing = self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
-            asyncio.run_coroutine_threadsafe(healing, loop).result()
+            wait_in_thread(healing, loop)
 
         verify = mend if batch.promotion is None else None
         for parts in _grouped(batch.plan.carried(), bytes_max):

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -84,6 +84,14 @@ class _Thread:
             work()
         finally:
             self._loops_turn.release()
+
+
+def wait_in_thread(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    """Stands in for `quire.transport.copying.wait_in_thread`: the loop runs while the simulated thread waits."""
+    future, thread = asyncio.run_coroutine_threadsafe(work, loop), _Thread.running()
+    while not future.done():
+        thread.pause(_PAUSE_S[1])
+    future.result()
 
 
 class SimSharedPeer(SimPeer):
