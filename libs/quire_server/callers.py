@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from quire.model.errors import NotAllowed, Unauthenticated
+from quire.model.errors import NotAllowed, SecretDiffers, Unauthenticated
 from quire.wire.credentials import CALLER, role_shown
 from quire.wire.tls import MEMBER_NAME, name_of
 from quire_server import trace_service
 from quire_server.roles import roles_of
 
 CheckRole = Callable[[str, Mapping[str, str], Any], None]
-_OF_ANY_MEMBER = f"/{trace_service.NAME}/"
-_CERTIFICATE_NAMES = "x509_subject_alternative_name"
+_OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"
+_ADMITTED: Final = "to admit the release before this one, set QUIRE_ACCEPT_UNPROVEN=true"
+_CERTIFICATE_NAMES: Final = "x509_subject_alternative_name"
 
 
 def is_of_any_member(path: str) -> bool:
@@ -34,14 +35,18 @@ def check_certificate(path: str, headers: Mapping[str, str], context: Any) -> No
 def check_caller(
     secrets: tuple[bytes, ...], accept_unproven: bool, path: str, headers: Mapping[str, str], context: Any
 ) -> None:
-    """Check the header of a member that calls without TLS. Raises `Unauthenticated`, `NotAllowed`."""
+    """Check the header of a member that calls without TLS.
+
+    Raises `Unauthenticated` without one, `SecretDiffers`, `NotAllowed`.
+    """
     header = headers.get(CALLER, "")
     if is_of_any_member(path) or (accept_unproven and not header):
         return
     role = role_shown(header, path, secrets)
+    if not header:
+        raise Unauthenticated(f"{path}: no member's role is proved; {_ADMITTED}", field=CALLER)
     if not role:
-        why = "its QUIRE_CLUSTER_SECRET is not that of this cluster" if header else "it proves no member's role"
-        raise Unauthenticated(f"{path}: {why}; QUIRE_ACCEPT_UNPROVEN admits the release before", field=CALLER)
+        raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field=CALLER)
     allowed = roles_of(path)
     if role not in allowed:
         raise NotAllowed(f"{path} is for: {_listed(allowed)}; this is a {role}", field=CALLER)

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry import trace
 
 from quire.model import errors
-from quire.telemetry import attach, counter, logger, meter, names, tracer
+from quire.telemetry import counter, entry, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
 from quire.wire.tls import Tls
@@ -52,7 +52,8 @@ class Server:
     run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
     know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
     before its request is read. Without it, and without TLS, members are served alone, by a header with their role and
-    its proof; `accept_unproven`: callers without that header, too.
+    its proof; `accept_unproven`: callers without that header, too. `strangers`: callers are tenants, whose traces are
+    linked and not continued.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Server:
         secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Awaitable[object]] | None = None,
         accept_unproven: bool = False,
+        strangers: bool = False,
         on_failure: OnFailure | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -77,7 +79,7 @@ class Server:
             check = None if public else check_certificate
         elif secrets and authenticate is None:
             check = partial(check_caller, tuple(secrets), accept_unproven)
-        edge = _EdgeInterceptor(services, authenticate, check, on_failure)
+        edge = _EdgeInterceptor(services, authenticate, check, Served(services, on_failure, strangers=strangers))
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -187,9 +189,14 @@ class Served:
     `refused` (for what its caller did or has) or `failed`, of all methods of `services` from the start.
     """
 
-    def __init__(self, services: Sequence[str], on_failure: OnFailure | None = None) -> None:
-        """`on_failure`: called with the method and the error of each request that fails."""
+    def __init__(
+        self, services: Sequence[str], on_failure: OnFailure | None = None, *, strangers: bool = False
+    ) -> None:
+        """`on_failure`: called with the method and the error of each request that fails. `strangers`: callers are
+        tenants, whose traces are linked.
+        """
         self.on_failure = on_failure
+        self._strangers = strangers
         methods = [method.full_name for each in services for method in _POOL.FindServiceByName(each).methods]
         kinds = [{"rpc.method": _path(each), "outcome": outcome} for each in methods for outcome in _OUTCOMES]
         self._requests = counter(names.RPC_REQUESTS, "1", "requests by what came of them", kinds)
@@ -203,12 +210,14 @@ class Served:
         service, _, name = method.lstrip("/").rpartition("/")
         attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
         started_s, serving = time.perf_counter(), None
+        context, links = entry(carrier, strangers=self._strangers)
         try:
             with tracer().start_as_current_span(
                 f"{service}/{name}",
-                attach(carrier),
+                context,
                 trace.SpanKind.SERVER,
                 attributes,
+                links,
                 record_exception=False,
                 set_status_on_exception=False,
             ) as span:
@@ -248,7 +257,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         services: Sequence[str],
         authenticate: Callable[[Any], Awaitable[object]] | None,
         check_role: CheckRole | None,
-        on_failure: OnFailure | None,
+        served: Served,
     ) -> None:
         """`check_role`: refuses members whose role may not call a method."""
         self._authenticate = authenticate
@@ -256,7 +265,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         self._aside = SideServices(_abort)
         self._check_role = check_role
         self._unfit: set[str] = set()
-        self._served = Served(services, on_failure)
+        self._served = served
 
     async def intercept_service(
         self,
@@ -333,17 +342,17 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         return await first_message(requests)
 
     def _check(self, method: str, carrier: dict[str, str], context: Any) -> None:
-        """Raises `VersionUnsupported`, which the log says once for each peer, and `Unauthenticated`."""
+        """Raises `NotAllowed`, and `VersionUnsupported`, `Unauthenticated`, `SecretDiffers`, logged once a peer."""
         try:
             check_metadata(carrier)
-        except errors.VersionUnsupported as error:
+            if self._check_role is not None:
+                self._check_role(method, carrier, context)
+        except (errors.VersionUnsupported, errors.Unauthenticated, errors.SecretDiffers) as error:
             peer = str(context.peer()).rpartition(":")[0]
             if peer not in self._unfit and len(self._unfit) < _UNFIT_MAX:
                 self._unfit.add(peer)
                 logger().error("a caller cannot be used", peer=peer, error=str(error))
             raise
-        if self._check_role is not None:
-            self._check_role(method, carrier, context)
 
 
 async def _abort(context: Any, error: errors.QuireError) -> None:

@@ -197,15 +197,35 @@ def test_only_the_gateway_is_open() -> None:
     all_pods = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
     assert any(each["podSelector"] == all_pods for each in policies), "what is not allowed is refused"
     for policy in policies:
-        for rule in policy["ingress"]:
+        for rule in policy.get("ingress", []):
             if "from" not in rule:
                 assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "gateway"
 
 
+def test_engines_are_named_by_namespace_and_pod() -> None:
+    """A pod that labels itself reaches no data plane unless its namespace was let in."""
+    (peer,) = _policy("quire-data-plane")["ingress"][0]["from"]
+    assert peer["namespaceSelector"] == {"matchLabels": {"quire.io/clients": "true"}} and "podSelector" in peer
+
+
+def test_services_connect_to_known_ports_only() -> None:
+    """To each other and to engines at any port; elsewhere to those of names, Redis, object stores and collectors."""
+    policy = _policy("quire-outwards")
+    assert policy["policyTypes"] == ["Egress"]
+    *others, anywhere = policy["egress"]
+    assert all("to" in rule for rule in others) and "to" not in anywhere
+    assert {port["port"] for port in anywhere["ports"]} >= {443, 6379} and all(
+        "port" in each for each in anywhere["ports"]
+    )
+
+
+def _policy(name: str) -> dict[str, Any]:
+    return next(each["spec"] for each in built("base") if each["metadata"]["name"] == name)
+
+
 def test_engines_reach_the_data_plane_whatever_else_they_are() -> None:
     """The label that kustomize adds to selectors is not asked of them."""
-    policy = next(each["spec"] for each in built("base") if each["metadata"]["name"] == "quire-data-plane")
-    (peer,) = policy["ingress"][0]["from"]
+    (peer,) = _policy("quire-data-plane")["ingress"][0]["from"]
     assert "matchLabels" not in peer["podSelector"]
     assert peer["podSelector"]["matchExpressions"][0]["key"] == "quire.io/client"
 

@@ -30,7 +30,7 @@ def test_trials_have_no_secret_that_others_know() -> None:
 @pytest.mark.parametrize(("module", "name"), CONFIGS.items())
 def test_a_public_secret_serves_this_host_alone(module: str, name: str) -> None:
     """Nor is one taken that is too short."""
-    kind, prefix = getattr(importlib.import_module(f"{module}.config"), name), module.upper()
+    kind, prefix = getattr(importlib.import_module(f"{module}.config"), name), f"{module.upper()}_"
     if not hasattr(kind, "cluster_secret"):
         return
     for host in ("127.0.0.1", "[::1]", "localhost"):

@@ -10,6 +10,7 @@ from typing import Final
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import Link
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -23,9 +24,17 @@ def headers(context: Context | None = None) -> dict[str, str]:
     return carrier
 
 
-def attach(carrier: Mapping[str, str]) -> Context:
-    """The context that the headers name; of no request if they name none."""
-    return _PROPAGATOR.extract(dict(carrier), Context())
+def entry(carrier: Mapping[str, str], *, strangers: bool = False) -> tuple[Context, list[Link]]:
+    """Return the context of a request's span, and its links. The span continues the trace that the headers name.
+
+    `strangers`: the headers are a tenant's. The span begins a trace that is linked to the tenant's, so that nobody
+    outside decides what is recorded, or writes into another trace.
+    """
+    context = _PROPAGATOR.extract(dict(carrier), Context())
+    if not strangers:
+        return context, []
+    caller = trace.get_current_span(context).get_span_context()
+    return Context(), [Link(caller)] if caller.is_valid else []
 
 
 def background() -> contextvars.Context:

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 from opentelemetry import trace
 
-from quire.telemetry import attach, counter, meter, names, tracer
+from quire.telemetry import counter, entry, meter, names, tracer
 from quire_server.connections import HTTP_SHARE, HttpConnections, connections_max
 
 IDLE_S: Final = 60.0
@@ -60,11 +60,12 @@ class HttpRequests:
 
 
 @contextlib.contextmanager
-def traced(request: web.BaseRequest, name: str, request_id: str) -> Iterator[trace.Span]:
-    """A span, in the trace that the client names in the usual header (W3C), if it has one."""
+def traced(request: web.BaseRequest, name: str, request_id: str, *, strangers: bool) -> Iterator[trace.Span]:
+    """A span in the trace that the client names by W3C's header, or linked to that of `strangers`."""
     carrier = {header: request.headers.get(header, "") for header in ("traceparent", "tracestate")}
     about = {"http.request.method": request.method, "quire.request_id": request_id}
-    with tracer().start_as_current_span(name, attach(carrier), trace.SpanKind.SERVER, about) as span:
+    context, links = entry(carrier, strangers=strangers)
+    with tracer().start_as_current_span(name, context, trace.SpanKind.SERVER, about, links) as span:
         yield span
 
 

@@ -186,6 +186,7 @@ def _listeners(
         connection_age_s=config.connection_age_s,
         message_bytes_max=_MESSAGE_BYTES_MAX,
         authenticate=admission.caller,
+        strangers=config.asks_for_tokens,
         on_failure=admission.audit.request,
     )
     members = public(config.listen, service, tls=tls, secrets=config.secrets)

@@ -268,7 +268,7 @@ class Sessions:
         self._admission = admission
         self._release = release
         self._clock = clock
-        self._served = Served(["quire.v1.GatewayService"], admission.audit.request)
+        self._served = Served(["quire.v1.GatewayService"], admission.audit.request, strangers=config.asks_for_tokens)
         self._sessions: dict[bytes, Session] = {}
         self._room = SharedBound(config.sessions_max)
         self._bytes = SharedBound(config.sessions_bytes_max)

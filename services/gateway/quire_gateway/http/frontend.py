@@ -119,7 +119,7 @@ class ImagesFrontend:
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == "/healthz":
             return await handler(request)
-        with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID]):
+        with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID], strangers=self._config.asks_for_tokens):
             try:
                 principal = await self._principal(request)
                 need = Need(write=request.method in ("PUT", "DELETE", "POST"), payload=request.content_length or 0)

@@ -175,7 +175,7 @@ class S3Frontend:
         try:
             if self._running > 2 * self._config.s3_requests_max:
                 raise _slow_down()
-            with traced(http, names.GATEWAY_S3, request_id) as span:
+            with traced(http, names.GATEWAY_S3, request_id, strangers=self._config.asks_for_tokens) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
                 call.principal = self._admission.principal(call.caller.key)
