@@ -5,7 +5,9 @@ A tenant is named by its access keys, and limited by the digest of its salt, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from quire.model.errors import QuotaExceeded
@@ -44,17 +46,35 @@ class Quotas:
         self._images = images
         self._secrets = secrets
         self._digests: dict[str, list[str]] = {}
+        self._reserved: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
 
-    async def check(self, tenant: str, more_bytes: int) -> None:
-        """Whether a tenant may keep so much more. Raises `QuotaExceeded`. What others keep at the same moment is not
-        counted yet.
+    @contextlib.asynccontextmanager
+    async def reserve(self, tenant: str, more_bytes: int) -> AsyncIterator[None]:
+        """Reserve room while bytes are written. Raises `QuotaExceeded`.
+
+        Reservations of this process count. Those of other gateways do not until their bytes are stored.
         """
         limits = [self._policy(digest).stored_bytes_max for digest in self._digests_of(tenant)] if tenant else []
         limit = next(filter(None, limits), 0)
-        if limit:
-            kept = await self._kept(tenant)
-            if kept + more_bytes > limit:
-                raise QuotaExceeded(f"{kept} bytes are stored, {limit} may be; {more_bytes} more were to come")
+        if not limit:
+            yield
+            return
+        ended_before = self._ended[tenant]
+        kept = await self._kept(tenant)
+        # Bytes whose reservation ended while this was read may be missing in it.
+        writing = self._reserved[tenant] + self._ended[tenant] - ended_before
+        if kept + writing + more_bytes > limit:
+            raise QuotaExceeded(
+                f"{kept} bytes are stored and {writing} are being written, {limit} may be; "
+                f"{more_bytes} more were to come"
+            )
+        self._reserved[tenant] += more_bytes
+        try:
+            yield
+        finally:
+            self._reserved[tenant] -= more_bytes
+            self._ended[tenant] += more_bytes
 
     async def kept(self, digests: Iterable[str]) -> dict[str, int]:
         """Bytes of S3 objects and image records of tenants, by the digests of their salts."""

@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from quire.model.errors import ConditionFailed, ImageMissing, QuotaExceeded
 from quire.model.images import ExpectedImage, ImageEntry, record_name
 from quire.model.keys import ChunkKeys
+from quire.model.policy import ENTRY_BYTES
 from quire.model.provenance import GENERATED
 from quire.testing.clock import FakeClock
 from quire_orchestrator.core.routing import ImageRouter
@@ -79,16 +80,19 @@ async def test_what_a_tenant_has_stored_is_counted(any_redis: redis.Redis) -> No
     for number, size in enumerate((20, 200, 60_000, 70_000)):
         await images.put("t", replace(_entry(f"{number}"), record_bytes=size))
     await images.put("u", _entry("0"))
-    assert (await images.stored_bytes("t"), await images.stored_bytes("u")) == (130_220, 1000)
+    assert (await images.stored_bytes("t"), await images.stored_bytes("u")) == (
+        130_220 + 4 * ENTRY_BYTES,
+        1000 + ENTRY_BYTES,
+    )
     await images.put("t", replace(_entry("3"), record_bytes=1))
     with pytest.raises(ConditionFailed):
         await images.put("t", _entry("2"), ExpectedImage(absent=True))
     await images.delete("t", "2")
     await images.delete("t", "2")
-    assert await images.stored_bytes("t") == 221
-    await any_redis.delete("quire:{images}:stored")  # as an earlier release left it
+    assert await images.stored_bytes("t") == 221 + 3 * ENTRY_BYTES
+    await any_redis.delete("quire:{images}:charged")  # as an earlier release left it
     await images.delete("t", "0")
-    assert await images.stored_bytes("t") == 201
+    assert await images.stored_bytes("t") == 201 + 2 * ENTRY_BYTES
     assert await images.tenants() == ["t"]
 
 
@@ -121,7 +125,7 @@ async def test_a_tenants_record_is_its_own(any_redis: redis.Redis) -> None:
         assert await images.get(tenant, entry.image_id) == entry
     assert await images.delete("a", "cat") == mine
     assert await images.release(mine.record_name) and await images.unused(10) == [mine.record_name]
-    assert await images.stored_bytes("b") == 1000
+    assert await images.stored_bytes("b") == 1000 + ENTRY_BYTES
 
 
 async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis) -> None:
@@ -147,7 +151,7 @@ async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis
 @pytest.mark.parametrize("used", [True, False])
 async def test_a_record_beyond_the_quota_is_unused_unless_an_image_has_it(any_redis: redis.Redis, used: bool) -> None:
     class Full:
-        async def check(self, tenant: str, more_bytes: int) -> None:
+        def reserve(self, tenant: str, more_bytes: int) -> Any:
             raise QuotaExceeded("enough")
 
     images = Images(any_redis)

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from quire_server.redis import AccessKeys, connect
+from quire_server.redis import AccessKeys, Buckets, connect
 from quire_server.redis.access import Grant, Level
 from quire_tools.local import LocalCluster
 
@@ -135,6 +135,8 @@ async def test_keys_that_are_wrong_deleted_or_rotated(scene: Scene) -> None:
         ("PUT", "/bad/a", {"x-amz-checksum-crc32": "AAAAAA=="}, b"a", "BadDigest"),
         ("PUT", "/bad/a", {"x-amz-checksum-crc99": "AAAAAA=="}, b"a", "InvalidRequest"),
         ("PUT", "/bad/a", {"x-amz-meta-a": "x" * 3000}, b"a", "MetadataTooLarge"),
+        ("PUT", "/bad/a", {"cache-control": "x" * 3000}, b"a", "MetadataTooLarge"),
+        ("POST", "/bad/a?uploads", {"content-disposition": "x" * 3000}, b"", "MetadataTooLarge"),
         ("PUT", "/bad/" + "k" * 1025, {}, b"a", "KeyTooLongError"),
         ("PUT", "/bad/%FF%FE", {}, b"a", "InvalidURI"),
         ("PUT", "/bad/a?partNumber=0&uploadId=x", {}, b"a", "InvalidArgument"),
@@ -294,3 +296,18 @@ def _resident_mib(pid: int) -> float:
         if line.startswith("VmRSS"):
             return int(line.split()[1]) / 1024
     raise AssertionError("no VmRSS")
+
+
+async def test_a_tenant_has_so_many_buckets(scene: Scene) -> None:
+    """A bucket that the tenant has can be created again."""
+    redis = connect(scene.cluster.redis_url)
+    buckets, keys = Buckets(redis), AccessKeys(redis, scene.cluster.secret.encode())
+    key = await keys.create("hoarder")
+    for number in range(1000):
+        await buckets.create("hoarder", f"b{number}", 0.0)
+    pair = (key.name, keys.secret(key))
+    await redis.aclose()
+    status, _, answer = await request("PUT", f"{scene.url}/one-more", pair)
+    assert (status, _code(answer)) == (400, "TooManyBuckets")
+    status, _, _ = await request("PUT", f"{scene.url}/b999", pair)
+    assert status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from quire.model.policy import NamespacePolicy, TenantPolicy
 
@@ -33,6 +34,8 @@ class Policies:
 class Unlimited:
     """The `TenantQuotas` port."""
 
-    async def check(self, tenant: str, more_bytes: int) -> None: ...
+    def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def kept(self, digests: Iterable[str]) -> dict[str, int]:
         return {}

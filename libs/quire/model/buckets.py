@@ -46,13 +46,15 @@ class StoredObject:
 class Page:
     """A page of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`.
 
-    `pause`: so many objects were looked at that the client should ask for the rest.
+    `pause`: so many objects were looked at that the client should ask for the rest. `common`: the first key with the
+    delimiter, where the page ends for it; its object was not read.
     """
 
     objects: list[StoredObject]
     last: str
     more: bool
     pause: bool = False
+    common: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ WEIGHT_MIN: Final = 1e-3
 WEIGHT_MAX: Final = 1e3
 _TTL_S_MAX: Final = 100 * 365 * 24 * 3600
 
+ENTRY_BYTES: Final = 1024
+"""What each S3 object, part, upload, bucket and image counts for in Redis, besides its bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicy:

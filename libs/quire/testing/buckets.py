@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 
 from quire.model import buckets as rules
 from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
+from quire.model.policy import ENTRY_BYTES
 
 _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """`garbage`: blobs that nothing refers to, with the time from which on they may go."""
+    """`garbage`: blobs that nothing refers to, with the time from which on they may go; `waste`: of those that objects
+    and parts had, their bytes.
+    """
 
     there: bool = False
     objects: dict[str, StoredObject] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     garbage: dict[str, int] = field(default_factory=dict)
+    waste: dict[str, int] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
     parts: dict[str, dict[int, Part]] = field(default_factory=dict)
     completed: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -26,6 +30,7 @@ class _Bucket:
     def discard(self, blobs: Sequence[Blob], at_ms: int) -> None:
         for blob in blobs:
             self.garbage[blob.name] = at_ms + _MORE_EACH_MS * len(blobs)
+            self.waste[blob.name] = blob.size
 
     def fits(self, key: str, expected: str) -> bool:
         before = self.objects.get(key)
@@ -80,6 +85,7 @@ class MemoryBuckets:
         for upload_id in list(state.uploads):
             await self.abort(tenant, bucket, upload_id, now_ms)
         state.there = False
+        state.waste.clear()
         self._created.get(tenant, {}).pop(bucket, None)
         return True
 
@@ -92,7 +98,13 @@ class MemoryBuckets:
     async def stored_bytes(self, tenant: str) -> int:
         mine = [state for (owner, _), state in self._buckets.items() if owner == tenant]
         parts = [part for state in mine for upload in state.parts.values() for part in upload.values()]
-        return sum(each.size for each in parts) + sum(each.size for state in mine for each in state.objects.values())
+        objects: list[StoredObject] = [entry for state in mine for entry in state.objects.values()]
+        waste = [size for state in mine for size in state.waste.values()]
+        entries = len(parts) + len(objects) + len(self._created.get(tenant, {}))
+        entries += sum(len(state.uploads) for state in mine)
+        return (
+            ENTRY_BYTES * entries + sum(part.size for part in parts) + sum(entry.size for entry in objects) + sum(waste)
+        )
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
         state = self._of(tenant, bucket)
@@ -127,14 +139,18 @@ class MemoryBuckets:
         state.discard(before.blobs, now_ms + rules.GRACE_MS)
         return 1
 
-    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
+    async def page(
+        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+    ) -> Page:
         state, low, first = self._of(tenant, bucket), after.encode(), prefix.encode()
         beyond = low + b"\xff" if past else low
         skipping = bool(after) and (after >= prefix or past)
         inside = [key for key in state.keys if key.encode().startswith(first)]
         keys = sorted((key for key in inside if not skipping or key.encode() > beyond), key=str.encode)[:limit]
-        found = [state.objects[key] for key in keys if key in state.objects]
-        return Page(found, keys[-1] if keys else "", more=len(keys) >= limit)
+        common = next((key for key in keys if delimiter and key.find(delimiter, len(prefix)) >= 0), "")
+        before = keys[: keys.index(common)] if common else keys
+        found = [state.objects[key] for key in before if key in state.objects]
+        return Page(found, keys[-1] if keys else "", more=len(keys) >= limit, common=common)
 
     def lose(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
         """What is known of keys goes, as if it was deleted between a listing's two looks; the keys stay."""
@@ -159,6 +175,7 @@ class MemoryBuckets:
     async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None:
         for blob in blobs:
             self._of(tenant, bucket).garbage.pop(blob, None)
+            self._of(tenant, bucket).waste.pop(blob, None)
 
     # ---- multipart uploads
 

@@ -9,39 +9,46 @@ import cbor2
 import redis.asyncio as redis
 
 from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Blob, Page, Part, StoredObject, Upload
+from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
 
 # Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs; the CBOR is a list that
-# begins with the size. `stored` counts the bytes of a bucket's objects and parts; an earlier release did not count.
+# begins with the size. `charged` counts a bucket's objects, parts and uploads, and blobs that nothing refers to until
+# they are removed: their sizes are in the hash `waste`. Releases before 0.3 counted otherwise, in `stored`.
 _COMMON = (
     UINT
+    + f"local ENTRY = {ENTRY_BYTES}\n"
     + """
 local function size_of(raw) return uint(raw, select(2, string.find(raw, '^[^\\n]*\\n[^\\n]*\\n')) + 2) end
-local function count(stored, objects, more)
-    if redis.call('EXISTS', stored) == 0 then
+local function count(charged, objects, more)
+    if redis.call('EXISTS', charged) == 0 then
         local cursor, sum = '0', 0
         repeat
             local page = redis.call('HSCAN', objects, cursor, 'COUNT', 1000)
             cursor = page[1]
-            for at = 2, #page[2], 2 do sum = sum + size_of(page[2][at]) end
+            for at = 2, #page[2], 2 do sum = sum + ENTRY + size_of(page[2][at]) end
         until cursor == '0'
-        redis.call('SET', stored, string.format('%.0f', sum))
+        redis.call('SET', charged, string.format('%.0f', sum))
     end
-    if more ~= 0 then redis.call('INCRBY', stored, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
+    if more ~= 0 then redis.call('INCRBY', charged, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
 end
 local function etag_of(raw) return string.match(raw, '^[^\\n]*') end
-local function discard(garbage, raw, at)
-    local names = string.match(raw, '^[^\\n]*\\n([^\\n]*)')
+local function discard(garbage, waste, raw, at)
+    local names, size = string.match(raw, '^[^\\n]*\\n([^\\n]*)'), size_of(raw)
     local count = select(2, string.gsub(names, '%S+', ''))
-    for blob in string.gmatch(names, '%S+') do redis.call('ZADD', garbage, at + 10000 * count, blob) end
+    for blob in string.gmatch(names, '%S+') do
+        redis.call('ZADD', garbage, at + 10000 * count, blob)
+        if size > 0 then redis.call('HSET', waste, blob, string.format('%.0f', size)) end
+        size = 0 -- the first blob stands for all
+    end
 end
-local function store(objects, keys, garbage, stored, key, packed, grace)
+local function store(objects, keys, garbage, waste, charged, key, packed, grace)
     local before = redis.call('HGET', objects, key)
-    count(stored, objects, size_of(packed) - (before and size_of(before) or 0))
+    count(charged, objects, size_of(packed) + (before and 0 or ENTRY))
     redis.call('HSET', objects, key, packed)
     redis.call('ZADD', keys, 0, key)
-    if before then discard(garbage, before, grace) end
+    if before then discard(garbage, waste, before, grace) end
 end
 local function fits(objects, key, expected)
     local before = redis.call('HGET', objects, key)
@@ -50,9 +57,9 @@ local function fits(objects, key, expected)
 end
 """
 )
-# KEYS: objects, keys, garbage, about, stored. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there, 4 when
-# the old blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket, -2 if a
-# blob was removed meanwhile.
+# KEYS: objects, keys, garbage, about, charged, waste. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there,
+# 4 when the old blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket,
+# -2 if a blob was removed meanwhile.
 _PUT = (
     _COMMON
     + """
@@ -61,28 +68,28 @@ if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
 for blob in string.gmatch(ARGV[5], '%S+') do
     if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
 end
-store(KEYS[1], KEYS[2], KEYS[3], KEYS[5], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+store(KEYS[1], KEYS[2], KEYS[3], KEYS[6], KEYS[5], ARGV[1], ARGV[2], tonumber(ARGV[4]))
 for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
 return 1
 """
 )
-# KEYS: objects, keys, garbage, stored. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have. Returns 1,
-# 0 if there is none, -1 for another etag.
+# KEYS: objects, keys, garbage, charged, waste. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have.
+# Returns 1, 0 if there is none, -1 for another etag.
 _DELETE = (
     _COMMON
     + """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before then return 0 end
 if ARGV[3] ~= '' and etag_of(before) ~= ARGV[3] then return -1 end
-count(KEYS[4], KEYS[1], -size_of(before))
+count(KEYS[4], KEYS[1], -ENTRY)
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-discard(KEYS[3], before, tonumber(ARGV[2]))
+discard(KEYS[3], KEYS[5], before, tonumber(ARGV[2]))
 return 1
 """
 )
-# KEYS: uploads, parts, garbage, objects, stored. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs may go,
-# 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
+# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs
+# may go, 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
 _PUT_PART = (
     _COMMON
     + """
@@ -91,16 +98,16 @@ for blob in string.gmatch(ARGV[5], '%S+') do
     if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
 end
 local before = redis.call('HGET', KEYS[2], ARGV[2])
-count(KEYS[5], KEYS[4], size_of(ARGV[3]) - (before and size_of(before) or 0))
+count(KEYS[5], KEYS[4], size_of(ARGV[3]) + (before and 0 or ENTRY))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
-if before then discard(KEYS[3], before, tonumber(ARGV[4])) end
+if before then discard(KEYS[3], KEYS[6], before, tonumber(ARGV[4])) end
 for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
 return 1
 """
 )
-# KEYS: objects, keys, garbage, about, uploads, parts, completed, stored. ARGV: 1 key, 2 packed, 3 expected, 4 when old
-# blobs may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the object is
-# made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
+# KEYS: objects, keys, garbage, about, uploads, parts, completed, charged, waste. ARGV: 1 key, 2 packed, 3 expected, 4
+# when old blobs may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the
+# object is made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
 _COMPLETE = (
     _COMMON
     + """
@@ -112,29 +119,34 @@ for at = 7, #ARGV, 2 do
     if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
     chosen[ARGV[at]] = true
 end
-store(KEYS[1], KEYS[2], KEYS[3], KEYS[8], ARGV[1], ARGV[2], tonumber(ARGV[4]))
-local parts = redis.call('HGETALL', KEYS[6])
+store(KEYS[1], KEYS[2], KEYS[3], KEYS[9], KEYS[8], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+local parts, more = redis.call('HGETALL', KEYS[6]), -ENTRY
 for at = 1, #parts, 2 do
-    count(KEYS[8], KEYS[1], -size_of(parts[at + 1]))
-    if not chosen[parts[at]] then discard(KEYS[3], parts[at + 1], tonumber(ARGV[4])) end
+    more = more - ENTRY
+    if chosen[parts[at]] then
+        more = more - size_of(parts[at + 1])
+    else
+        discard(KEYS[3], KEYS[9], parts[at + 1], tonumber(ARGV[4]))
+    end
 end
+count(KEYS[8], KEYS[1], more)
 redis.call('DEL', KEYS[6])
 redis.call('HDEL', KEYS[5], ARGV[5])
 redis.call('SET', KEYS[7], etag_of(ARGV[2]) .. '\\n' .. ARGV[1], 'PX', ARGV[6])
 return 1
 """
 )
-# KEYS: uploads, parts, garbage, objects, stored. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was there.
+# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was
+# there.
 _ABORT = (
     _COMMON
     + """
 local parts = redis.call('HGETALL', KEYS[2])
-for at = 1, #parts, 2 do
-    count(KEYS[5], KEYS[4], -size_of(parts[at + 1]))
-    discard(KEYS[3], parts[at + 1], tonumber(ARGV[2]))
-end
+for at = 1, #parts, 2 do discard(KEYS[3], KEYS[6], parts[at + 1], tonumber(ARGV[2])) end
 redis.call('DEL', KEYS[2])
-return redis.call('HDEL', KEYS[1], ARGV[1])
+local found = redis.call('HDEL', KEYS[1], ARGV[1])
+count(KEYS[5], KEYS[4], -ENTRY * (found + #parts / 2))
+return found
 """
 )
 # KEYS: about, garbage. ARGV: 1 blob, 2 when it may go. Whether the bucket is there.
@@ -143,26 +155,40 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 return 1
 """
-# KEYS: uploads, about. ARGV: 1 upload, 2 packed. Whether the bucket is there.
-_START_UPLOAD = """
+# KEYS: uploads, about, objects, charged. ARGV: 1 upload, 2 packed. Whether the bucket is there.
+_START_UPLOAD = (
+    _COMMON
+    + """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+count(KEYS[4], KEYS[3], ENTRY)
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
-# KEYS: objects, uploads, about, garbage, stored, parts of each upload. ARGV: 1 how many uploads the caller knows of, 2
-# when their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0 if it has objects,
-# -1 if it has other uploads by now.
+)
+# KEYS: garbage, waste, charged. ARGV: blobs that were removed.
+_REMOVED = """
+local size = 0
+for _, blob in ipairs(ARGV) do
+    size = size + (tonumber(redis.call('HGET', KEYS[2], blob)) or 0)
+    redis.call('HDEL', KEYS[2], blob)
+    redis.call('ZREM', KEYS[1], blob)
+end
+if size > 0 then redis.call('DECRBY', KEYS[3], string.format('%.0f', size)) end
+"""
+# KEYS: objects, uploads, about, garbage, charged, waste, stored, parts of each upload. ARGV: 1 how many uploads the
+# caller knows of, 2 when their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0
+# if it has objects, -1 if it has other uploads by now.
 _DROP = (
     _COMMON
     + """
 if redis.call('HLEN', KEYS[1]) > 0 then return 0 end
 if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[1]) then return -1 end
-for at = 6, #KEYS do
+for at = 8, #KEYS do
     local parts = redis.call('HGETALL', KEYS[at])
-    for each = 1, #parts, 2 do discard(KEYS[4], parts[each + 1], tonumber(ARGV[2])) end
+    for each = 1, #parts, 2 do discard(KEYS[4], KEYS[6], parts[each + 1], tonumber(ARGV[2])) end
     redis.call('DEL', KEYS[at])
 end
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[5], KEYS[6], KEYS[7])
 return 1
 """
 )
@@ -180,6 +206,7 @@ class Buckets:
         self._complete = client.register_script(_COMPLETE)
         self._abort = client.register_script(_ABORT)
         self._will_write = client.register_script(_WILL_WRITE)
+        self._removed = client.register_script(_REMOVED)
         self._start_upload = client.register_script(_START_UPLOAD)
 
     # ---- buckets
@@ -207,6 +234,8 @@ class Buckets:
                     "uploads",
                     "about",
                     "garbage",
+                    "charged",
+                    "waste",
                     "stored",
                     *(f"parts:{each.decode()}" for each in uploads),
                 ]
@@ -230,14 +259,16 @@ class Buckets:
         return [(tenant, bucket) for tenant, bucket in places]
 
     async def stored_bytes(self, tenant: str) -> int:
-        """Of a tenant's objects, and of the parts of its unfinished uploads."""
+        """Return a tenant's charge: the bytes of its objects, parts and unremoved blobs, and `ENTRY_BYTES` for each
+        object, part, upload and bucket.
+        """
         async with metadata_errors():
             buckets = cast(list[bytes], await self._client.hkeys(_buckets(tenant)))
             pipeline = self._client.pipeline(transaction=False)
             for bucket in buckets:
-                pipeline.get(_of(tenant, bucket.decode(), "stored"))
+                pipeline.get(_of(tenant, bucket.decode(), "charged"))
             counts: list[bytes | None] = await pipeline.execute() if buckets else []
-        return sum(max(0, int(count)) for count in counts if count)
+        return ENTRY_BYTES * len(buckets) + sum(max(0, int(count)) for count in counts if count)
 
     # ---- objects
 
@@ -248,7 +279,7 @@ class Buckets:
         committed within a day. If this raises, it may or may not be so.
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "stored")]
+        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "charged", "waste")]
         args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, blobs]
         async with metadata_errors():
             return int(await self._put(keys=keys, args=args))
@@ -260,14 +291,17 @@ class Buckets:
 
     async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
         """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "stored")]
+        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "charged", "waste")]
         async with metadata_errors():
             return int(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
 
-    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
+    async def page(
+        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+    ) -> Page:
         """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
 
         `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
+        The page ends at the first key with the `delimiter` behind the prefix; nothing but its name is read.
         """
         low = b"[" + prefix.encode()
         if after and (after >= prefix or past):
@@ -276,13 +310,15 @@ class Buckets:
         names, objects = _of(tenant, bucket, "keys"), _of(tenant, bucket, "objects")
         async with metadata_errors():
             found = await self._client.zrange(names, low, high, bylex=True, offset=0, num=limit)
-            keys = cast(list[bytes], found)
+            every = cast(list[bytes], found)
+            keys = every[: _first_with(delimiter.encode(), every, len(prefix.encode()))]
             raws = cast(
                 list[bytes | None],
                 await self._client.hmget(objects, keys) if keys else [],
             )
         entries = [_unpack(key.decode(), raw) for key, raw in zip(keys, raws, strict=True) if raw]
-        return Page(entries, keys[-1].decode() if keys else "", more=len(keys) >= limit)
+        common = every[len(keys)].decode() if len(keys) < len(every) else ""
+        return Page(entries, every[-1].decode() if every else "", more=len(every) >= limit, common=common)
 
     # ---- blobs
 
@@ -305,16 +341,18 @@ class Buckets:
                 await self._client.zadd(_of(tenant, bucket, "garbage"), dict.fromkeys(blobs, now_ms))
 
     async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None:
+        """Forget blobs that are gone; the tenant is charged for them no longer."""
+        keys = [_of(tenant, bucket, name) for name in ("garbage", "waste", "charged")]
         if blobs:
             async with metadata_errors():
-                await self._client.zrem(_of(tenant, bucket, "garbage"), *blobs)
+                await self._removed(keys=keys, args=list(blobs))
 
     # ---- multipart uploads
 
     async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
         """Whether the bucket is there."""
         raw = cbor2.dumps([upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)])
-        keys = [_of(tenant, bucket, "uploads"), _of(tenant, bucket, "about")]
+        keys = [_of(tenant, bucket, name) for name in ("uploads", "about", "objects", "charged")]
         async with metadata_errors():
             return bool(await self._start_upload(keys=keys, args=[upload.upload_id, raw]))
 
@@ -348,7 +386,8 @@ class Buckets:
 
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
-        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage", "objects", "stored")]
+        names = ("uploads", f"parts:{upload_id}", "garbage", "objects", "charged", "waste")
+        keys = [_of(tenant, bucket, name) for name in names]
         blobs = " ".join(blob.name for blob in part.blobs)
         args: list[bytes | str | int] = [upload_id, str(part.number), _pack_part(part), now_ms + GRACE_MS, blobs]
         async with metadata_errors():
@@ -371,7 +410,7 @@ class Buckets:
     ) -> int:
         """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
         of_upload = (f"parts:{upload_id}", f"completed:{upload_id}")
-        names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "stored")
+        names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "charged", "waste")
         args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, upload_id]
         args.append(COMPLETED_MS)
         for part in parts:
@@ -390,7 +429,8 @@ class Buckets:
 
     async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
         """Forget an upload, its parts are garbage; whether it was there."""
-        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage", "objects", "stored")]
+        names = ("uploads", f"parts:{upload_id}", "garbage", "objects", "charged", "waste")
+        keys = [_of(tenant, bucket, name) for name in names]
         async with metadata_errors():
             return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
 
@@ -400,6 +440,12 @@ class Buckets:
             kept = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
             if not kept:
                 await self._client.srem(_PLACES, f"{tenant}/{bucket}")
+
+
+def _first_with(delimiter: bytes, keys: Sequence[bytes], start: int) -> int:
+    """Return how many keys come before the first that has the delimiter from byte `start` on."""
+    found = (at for at, key in enumerate(keys) if delimiter and key.find(delimiter, start) >= 0)
+    return next(found, len(keys))
 
 
 _UPLOADS_AT_ONCE: Final = 100

@@ -10,6 +10,7 @@ import redis.asyncio as redis
 
 from quire.model.errors import ConditionFailed
 from quire.model.images import ExpectedImage, ImageEntry
+from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
 
@@ -18,14 +19,15 @@ _FIELDS_AT_FIRST: Final = 7
 _OF_BEFORE: Final[list[Any]] = [0, {}, "", b""]
 """Time to live, metadata, provenance and name of the record, of entries that were written before there were these."""
 _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
-_STORED = "quire:{images}:stored"
+_STORED = "quire:{images}:charged"
 
 # An entry is a list of CBOR that begins with the record's digest and length. A hash by tenant has the sums of the
-# lengths; an earlier release did not keep it.
+# lengths, and of the entries themselves; earlier releases did not keep it.
 _COUNT = (
     UINT
+    + f"local ENTRY = {ENTRY_BYTES}"
     + """
-local function size_of(packed) return uint(packed, 36) end
+local function size_of(packed) return uint(packed, 36) + ENTRY end
 local function count(stored, tenant, entries, more)
     if redis.call('HEXISTS', stored, tenant) == 0 then
         local cursor, sum = '0', 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from quire.model.errors import ImageMissing, InvalidRequest, QuireError, QuotaEx
 from quire.model.images import ExpectedImage, ImageEntry, check_image_id, record_keys
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
+from quire.model.policy import ENTRY_BYTES
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.core.routing import ImageRouter, Route
 from quire_orchestrator.ports import Catalogue, Clock, TenantQuotas
@@ -58,16 +60,17 @@ class ImageDesk:
 
         Raises `ConditionFailed`, `QuotaExceeded`.
         """
-        if self._quotas is not None:
-            try:
-                await self._quotas.check(tenant, entry.record_bytes)
-            except QuotaExceeded:
-                await self._catalogue.refused(entry.record_name)
-                raise
         now_ms = self._clock.now_ms()
         expires_ms = now_ms + ttl_ms if ttl_ms else 0
         entry = replace(entry, created_ms=now_ms, expires_ms=expires_ms)
-        before = await self._catalogue.put(tenant, entry, expected)
+        async with contextlib.AsyncExitStack() as room:
+            if self._quotas is not None:
+                try:
+                    await room.enter_async_context(self._quotas.reserve(tenant, ENTRY_BYTES + entry.record_bytes))
+                except QuotaExceeded:
+                    await self._catalogue.refused(entry.record_name)
+                    raise
+            before = await self._catalogue.put(tenant, entry, expected)
         if before is not None:
             await self._release(before)
         return before is not None

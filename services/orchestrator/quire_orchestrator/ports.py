@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from quire.model.durability import Durability
@@ -86,8 +87,8 @@ class PolicyBook(Protocol):
 class TenantQuotas(Protocol):
     """What tenants keep beside chunks; see `quire_server.quotas.Quotas`."""
 
-    async def check(self, tenant: str, more_bytes: int) -> None:
-        """Raises `QuotaExceeded`."""
+    def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Reserve room while bytes are written. Raises `QuotaExceeded`."""
 
     async def kept(self, digests: Iterable[str]) -> dict[str, int]: ...
 

@@ -43,6 +43,7 @@ STATUS: Final[Mapping[str, int]] = {
     "NotModified": 304,
     "PreconditionFailed": 412,
     "QuotaExceeded": 403,
+    "TooManyBuckets": 400,
     "RequestTimeTooSkewed": 403,
     "RequestTimeout": 400,
     "ServiceUnavailable": 503,

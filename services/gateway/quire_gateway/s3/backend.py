@@ -6,12 +6,15 @@ A backend knows nothing of HTTP and nothing of the caller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
+from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.ports import Blobs, Buckets, TenantQuotas
@@ -39,7 +42,9 @@ class Backend(Protocol):
         """None if there is no such key; `S3Error` NoSuchBucket if there is not even the bucket."""
 
     def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page: ...
+    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
+        """`delimiter`: the page may end at the first key that has it behind the prefix."""
+
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         """`expected`: "" for whatever is there, "absent", or its ETag; another makes ConditionalRequestConflict."""
 
@@ -84,8 +89,8 @@ class ObjectBackend:
             await self.check_there()
         return found
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
-        found = await self._buckets.page(*self._at, prefix, after, past, limit)
+    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
+        found = await self._buckets.page(*self._at, prefix, after, past, limit, delimiter)
         if not found.last:
             await self.check_there()
         return found
@@ -107,35 +112,36 @@ class ObjectBackend:
                 coming.cancel()
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
-        blobs = await self._write(body)
-        etag, checksums = await self._finished(body, blobs)
-        entry = StoredObject(
-            key,
-            etag,
-            body.size,
-            self._clock.now_ms() / 1e3,
-            tuple(blobs),
-            described.headers,
-            described.metadata,
-            checksums,
-        )
-        await self._commit(entry, expected)
+        async with self._room(body.length):
+            blobs = await self._write(body)
+            etag, checksums = await self._finished(body, blobs)
+            entry = StoredObject(
+                key,
+                etag,
+                body.size,
+                self._clock.now_ms() / 1e3,
+                tuple(blobs),
+                described.headers,
+                described.metadata,
+                checksums,
+            )
+            await self._commit(entry, expected)
         return entry
 
     async def copy(
         self, entry: StoredObject, source: ObjectBackend, described: Described, expected: str
     ) -> StoredObject:
         """`entry`: what to be, with the source's blobs; they are copied."""
-        await self._check_quota(entry.size)
-        blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
-        made = replace(
-            entry,
-            blobs=tuple(blobs),
-            modified_s=self._clock.now_ms() / 1e3,
-            headers=described.headers,
-            metadata=described.metadata,
-        )
-        await self._commit(made, expected)
+        async with self._room(entry.size):
+            blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
+            made = replace(
+                entry,
+                blobs=tuple(blobs),
+                modified_s=self._clock.now_ms() / 1e3,
+                headers=described.headers,
+                metadata=described.metadata,
+            )
+            await self._commit(made, expected)
         return made
 
     async def delete(self, key: str, etag: str) -> None:
@@ -147,8 +153,9 @@ class ObjectBackend:
     async def start_upload(self, key: str, described: Described) -> str:
         upload_id = self._blobs.new_name()
         upload = Upload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
-        if not await self._buckets.start_upload(*self._at, upload):
-            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        async with self._room(0):
+            if not await self._buckets.start_upload(*self._at, upload):
+                raise S3Error("NoSuchBucket", "The specified bucket does not exist")
         return upload_id
 
     async def upload(self, key: str, upload_id: str) -> Upload:
@@ -169,23 +176,24 @@ class ObjectBackend:
 
     async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> Part:
         await self.upload(key, upload_id)
-        blobs = await self._write(body)
-        etag, _ = await self._finished(body, blobs)
-        return await self._commit_part(upload_id, number, etag, blobs)
+        async with self._room(body.length):
+            blobs = await self._write(body)
+            etag, _ = await self._finished(body, blobs)
+            return await self._commit_part(upload_id, number, etag, blobs)
 
     async def copy_part(
         self, key: str, upload_id: str, number: int, size: int, pieces: AsyncIterator[memoryview]
     ) -> Part:
         """A part of that size out of what another object has."""
         await self.upload(key, upload_id)
-        await self._check_quota(size)
-        digest = hashlib.md5(usedforsecurity=False)
-        blobs = []
-        async for piece in pieces:
-            await asyncio.to_thread(digest.update, piece)
-            written = await self._write_blob(piece)
-            blobs.append(written)
-        return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
+        async with self._room(size):
+            digest = hashlib.md5(usedforsecurity=False)
+            blobs = []
+            async for piece in pieces:
+                await asyncio.to_thread(digest.update, piece)
+                written = await self._write_blob(piece)
+                blobs.append(written)
+            return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
 
     async def was_completed(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]]) -> bool:
         """Whether the upload has become this object, of these parts, already: conditions were looked at then."""
@@ -237,7 +245,6 @@ class ObjectBackend:
 
     async def _write(self, body: Body) -> list[Blob]:
         """Its bytes, in blobs that nothing refers to yet."""
-        await self._check_quota(body.length)
         blobs: list[Blob] = []
         try:
             async for piece in body.pieces(BLOB_BYTES):
@@ -248,9 +255,11 @@ class ObjectBackend:
             raise
         return blobs
 
-    async def _check_quota(self, more_bytes: int) -> None:
-        if self._quotas is not None:
-            await self._quotas.check(self._at[0], more_bytes)
+    def _room(self, more_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Reserve room for an entry and its bytes. Raises `QuotaExceeded`."""
+        if self._quotas is None:
+            return contextlib.nullcontext()
+        return self._quotas.reserve(self._at[0], ENTRY_BYTES + more_bytes)
 
     async def _write_blob(self, piece: Any) -> Blob:
         blob = Blob(self._blobs.new_name(), len(piece))

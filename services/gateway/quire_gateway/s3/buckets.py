@@ -22,6 +22,7 @@ from quire_gateway.s3.objects import xml_answer
 from quire_server.redis.access import SYSTEM_TENANT, Level
 
 _MAX_KEYS: Final = 1000
+_BUCKETS_MAX: Final = 1000
 
 
 class BucketRequests:
@@ -55,6 +56,9 @@ class BucketRequests:
         if call.bucket in RESERVED:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
         caller.check(tenant, call.bucket, "", Level.ADMIN)
+        buckets = dict(await self._backends.buckets.all(tenant))
+        if call.bucket not in buckets and len(buckets) >= _BUCKETS_MAX:
+            raise S3Error("TooManyBuckets", f"You have {_BUCKETS_MAX} buckets, as many as a tenant may have")
         new = await self._backends.buckets.create(tenant, call.bucket, self._backends.clock.now_ms() / 1e3)
         if not new and self._region != "us-east-1":  # there AWS answers as for a new one
             raise S3Error(

@@ -103,8 +103,9 @@ class Call:
             if name.lower().startswith("x-amz-meta-"):
                 short = name.lower().removeprefix("x-amz-meta-")
                 metadata[short] = f"{metadata[short]},{value}" if short in metadata else value
-        if sum(len(name) + len(value.encode()) for name, value in metadata.items()) > METADATA_BYTES_MAX:
-            raise S3Error("MetadataTooLarge", f"Your metadata has more than {METADATA_BYTES_MAX} bytes")
+        for kind, pairs in (("metadata", metadata), ("content headers", headers)):
+            if sum(len(name) + len(value.encode()) for name, value in pairs.items()) > METADATA_BYTES_MAX:
+                raise S3Error("MetadataTooLarge", f"Your {kind} have more than {METADATA_BYTES_MAX} bytes")
         return Described(headers, metadata)
 
     def body(self) -> Body:

@@ -29,19 +29,22 @@ async def list_objects(backend: Backend, prefix: str, delimiter: str, after: str
     past = bool(delimiter) and after.startswith(prefix) and after.endswith(delimiter) and len(after) > len(prefix)
     wanted = limit + 1
     while True:
-        page = await backend.page(prefix, after, past, wanted)
+        page = await backend.page(prefix, after, past, wanted, delimiter)
         jumped = False
-        for entry in page.objects:
-            cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
+        for key, entry in [
+            *((each.key, each) for each in page.objects),
+            *([(page.common, None)] if page.common else []),
+        ]:
+            cut = key.find(delimiter, len(prefix)) if delimiter else -1
             if len(listing.objects) + len(listing.prefixes) == limit:
                 listing.truncated = True
                 return listing
-            if cut < 0:
+            if entry is not None and cut < 0:
                 listing.objects.append(entry)
-                listing.last = after = entry.key
+                listing.last = after = key
                 past = False
                 continue
-            common = entry.key[: cut + len(delimiter)]
+            common = key[: cut + len(delimiter)]
             listing.prefixes.append(common)
             listing.last = after = common
             past = jumped = True

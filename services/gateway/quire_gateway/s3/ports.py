@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from quire.model.buckets import Page, Part, StoredObject, Upload
@@ -25,8 +26,8 @@ class Blobs(Protocol):
 class TenantQuotas(Protocol):
     """What a tenant may keep."""
 
-    async def check(self, tenant: str, more_bytes: int) -> None:
-        """Raises `QuotaExceeded`."""
+    def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Reserve room while bytes are written. Raises `QuotaExceeded`."""
 
 
 class Buckets(Protocol):
@@ -44,7 +45,9 @@ class Buckets(Protocol):
         """Names and times of creation, in order."""
 
     async def stored_bytes(self, tenant: str) -> int:
-        """Of a tenant's objects, and of the parts of its unfinished uploads."""
+        """Return a tenant's charge: the bytes of its objects, parts and unremoved blobs, and `ENTRY_BYTES` for each
+        object, part, upload and bucket.
+        """
 
     async def everywhere(self) -> list[tuple[str, str]]:
         """(tenant, bucket) of all; for the sweep."""
@@ -61,10 +64,13 @@ class Buckets(Protocol):
     async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
         """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
 
-    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
+    async def page(
+        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+    ) -> Page:
         """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
 
         `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
+        The page ends at the first key with the `delimiter` behind the prefix; nothing but its name is read.
         """
 
     async def will_write(self, tenant: str, bucket: str, blob: str, now_ms: int) -> bool:

@@ -122,7 +122,7 @@ class ChunkBackend:
         right = row is not None and (row["key"].tobytes(), row["namespace"].tobytes()) == (chunk.key, namespace)
         return row if right else None
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
+    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
         """List chunks of one namespace in the order of their derived keys, by the headers of all chunk objects.
 
         A request looks at `_LOOKED_AT_MAX` objects or a few more, whether or not they are of the namespace. Its `last`
@@ -242,7 +242,7 @@ class LatentBackend:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
+    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
         found: list[StoredObject] = []
         async for entry in self._images.list(self._tenant, prefix, after + "\U0010ffff" if past else after):
             found.append(_latent_entry(entry))
