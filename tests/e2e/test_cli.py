@@ -307,6 +307,11 @@ def test_a_script_reads_a_key_from_json(cluster: LocalCluster) -> None:
     again = json.loads(quire("keys", "rotate", made["access_key"], *here).stdout)
     assert again["salt"] == made["salt"] and again["secret_key"] != made["secret_key"]
     assert json.loads(quire("version", "--json").stdout)["quire"] == quire_version
+    log, acts = cluster.folder / "logs" / "gateway.log", ["CreateKey", "RotateKey"]
+    deadline = time.monotonic() + 30
+    while not all(f'"act": "{act}", "object": "{made["access_key"]}' in log.read_text() for act in acts):
+        assert time.monotonic() < deadline, "acts on keys are in the gateway's audit log"
+        time.sleep(0.2)
 
 
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:

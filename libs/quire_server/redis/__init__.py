@@ -1,6 +1,7 @@
 """What Quire keeps in Redis: the prefix-closed index, leases' pins, members, leaders. Nothing else imports `redis`."""
 
 from quire_server.redis.access import AccessKeys
+from quire_server.redis.acts import Acts
 from quire_server.redis.buckets import Buckets
 from quire_server.redis.capacity import RedisCapacity
 from quire_server.redis.connection import connect
@@ -17,6 +18,7 @@ from quire_server.redis.retained import RetainedBytes
 
 __all__ = [
     "AccessKeys",
+    "Acts",
     "Buckets",
     "CacheEvents",
     "Images",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from rich.table import Table
 
 from quire.model.errors import InvalidRequest
 from quire_server.config import value_of
-from quire_server.redis import AccessKeys, connect
+from quire_server.redis import AccessKeys, Acts, connect
 from quire_server.redis.access import AccessKey, Grant, Level
 from quire_tools.cli.cluster import read_namespace
 from quire_tools.local import read_state
@@ -48,6 +50,8 @@ def create(
         lambda keys: _with_secret(
             keys, keys.create(tenant, made, read_only=read_only, rdma=rdma, expires_ms=expires_ms)
         ),
+        "CreateKey",
+        lambda result: f"{result[0].name} of {tenant}",
     )
     _print_key(key, secret, salt, as_json=as_json)
 
@@ -59,7 +63,7 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Give a key another secret; the one before is worth nothing from then on."""
-    key, secret, salt = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
+    key, secret, salt = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)), "RotateKey", lambda _: name)
     _print_key(key, secret, salt, as_json=as_json)
 
 
@@ -81,7 +85,12 @@ def add_grant(
     folder: Folder = _FOLDER,
 ) -> None:
     """Let a key do something in another tenant's bucket, in quire/quire-kv/NAMESPACE/ or in quire/quire-latents."""
-    key = _run(folder, lambda keys: keys.grant(name, parse_grant(grant)))
+    key = _run(
+        folder,
+        lambda keys: keys.grant(name, parse_grant(grant)),
+        "GrantKey",
+        lambda key: f"{name}: {grant}" if key is not None else "",
+    )
     if key is None:
         raise InvalidRequest(f"there is no key {name!r}", field="key")
     console.print(f"{name}: {len(key.grants)} grants")
@@ -101,7 +110,7 @@ def rm(
     folder: Folder = _FOLDER,
 ) -> None:
     """Delete a key."""
-    gone = _run(folder, lambda keys: keys.delete(name))
+    gone = _run(folder, lambda keys: keys.delete(name), "DeleteKey", lambda gone: name if gone else "")
     console.print(f"{name}: {'deleted' if gone else 'there was none'}")
 
 
@@ -157,8 +166,25 @@ async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) ->
     return key, keys.secret(key), keys.salt(key.tenant).hex()
 
 
-def _run(folder: Path, action: Callable[[AccessKeys], Awaitable[Result]]) -> Result:
-    """On the Redis and the secret of the environment, else of the cluster that runs on `folder`."""
+def _operator() -> str:
+    """Return the user and host of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _run(
+    folder: Path,
+    action: Callable[[AccessKeys], Awaitable[Result]],
+    act: str = "",
+    subject_of: Callable[[Result], str] = str,
+) -> Result:
+    """Act on the Redis and the secret of the environment, else of the cluster that runs on `folder`.
+
+    `act`: for the gateways' audit log, with its object of the result; an empty object is none.
+    """
     url, secret = value_of("QUIRE_REDIS_URL", os.environ), value_of("QUIRE_CLUSTER_SECRET", os.environ)
     if not url or not secret:
         url, secret = str(read_state(folder)["redis"]), (folder / "secret").read_text()
@@ -166,7 +192,10 @@ def _run(folder: Path, action: Callable[[AccessKeys], Awaitable[Result]]) -> Res
     async def run() -> Result:
         client = connect(url)
         try:
-            return await action(AccessKeys(client, secret.encode()))
+            result = await action(AccessKeys(client, secret.encode()))
+            if act and (subject := subject_of(result)):
+                await Acts(client).record(act, subject, _operator())
+            return result
         finally:
             await client.aclose()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,11 @@ class AuditLog:
         outcome = "ok" if error is None else f"{_code_of(error)}: {error}"
         self._write("act", act, subject, outcome)
 
+    def act_elsewhere(self, act: str, subject: str, by: str, at_ms: int) -> None:
+        """Record an act that changed Redis directly. `by`: the user and host; `at_ms`: when, Unix epoch."""
+        about = {"at_ms": at_ms, "key": "", "tenant": "", "operator": True, "by": by}
+        self._append({"audit": "act", **about, "act": act, "object": subject, "outcome": "ok"})
+
     def request(self, method: str, error: Exception) -> None:
         """Record a request that has failed, if its access was denied."""
         denied = isinstance(error, _DENIALS) or (isinstance(error, S3Error) and error.code in _S3_DENIALS)
@@ -59,7 +65,7 @@ class AuditLog:
 
     def _write(self, kind: str, act: str, subject: str, outcome: str) -> None:
         caller = CALLER.get()
-        record = {
+        record: dict[str, object] = {
             "audit": kind,
             "at_ms": self._clock.now_ms(),
             "key": caller.key.name if caller is not None and caller.key is not None else "",
@@ -71,6 +77,9 @@ class AuditLog:
         }
         if self._left_out:
             record["left_out"], self._left_out = self._left_out, 0
+        self._append(record)
+
+    def _append(self, record: Mapping[str, object]) -> None:
         try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()

@@ -46,6 +46,7 @@ from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.images import ImageGateway
+from quire_gateway.key_acts import KeyActs
 from quire_gateway.key_derivation import DerivedKeys, KeyDerivation, SameKeys
 from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
@@ -73,6 +74,7 @@ from quire_server.picture import View
 from quire_server.quotas import Quotas
 from quire_server.redis import (
     AccessKeys,
+    Acts,
     Buckets,
     CacheEvents,
     Images,
@@ -353,7 +355,7 @@ async def serve(config: GatewayConfig) -> None:
     boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     audit, watching = AuditLog(config.audit_log, clock), Watching(CacheEvents(redis))
-    admission = Admission(config, keys, clock, audit)
+    admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,
@@ -389,10 +391,13 @@ async def serve(config: GatewayConfig) -> None:
     )
     probe.start()
     admission.start()
+    key_acts.start()
     await view.start()
     describe = partial(_described, config, incarnation, gateway, lookups, sessions, admission)
     last = (warming.close, boundary.addresses.close, sessions.close, leases.close, admission.close, probe.close)
-    member = partial(serve_member, server, channels, config, describe, clock=clock, last=(*last, view.close))
+    member = partial(
+        serve_member, server, channels, config, describe, clock=clock, last=(*last, key_acts.close, view.close)
+    )
     await _live(config, member, others=others, frontends=frontends, sessions=sessions, watching=watching)
     await asyncio.gather(transport.close(), redis.aclose())
 
