@@ -26,7 +26,7 @@ FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
     "QUIRE_LOCAL_PORTS",
-    *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_REDIS_PASSWORD"),
+    *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL"),
     *("QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
 )
 """Read by clients, the command line, telemetry and the manifests."""

@@ -57,7 +57,7 @@ def check_own_role(context: Any, role: str) -> None:
     names = context.auth_context().get(_CERTIFICATE_NAMES, ())
     if names and name_of(role).encode() not in names:
         raise NotAllowed(f"this certificate is not of a {role}", field="certificate")
-    header = next((str(value) for key, value in context.invocation_metadata() or () if key == CALLER), "")
+    header = str(dict(context.invocation_metadata() or ()).get(CALLER, ""))
     if header and header.partition(":")[0] != role:
         raise NotAllowed(f"a {header.partition(':')[0]} reports as a {role}", field=CALLER)
 

@@ -2,7 +2,7 @@
 
 The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. An
 unknown variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect. Each variable
-may be in a file instead, which the variable's name with `_FILE` names.
+of a service may be in a file instead, which the variable's name with `_FILE` names.
 """
 
 from __future__ import annotations
@@ -129,9 +129,10 @@ class MemberConfig(ServiceConfig):
 
     def problems(self) -> list[str]:
         found = ServiceConfig.problems(self)
-        if _PUBLIC_SECRETS & {self.cluster_secret, self.cluster_secret_also} and beyond_loopback(
-            str(getattr(self, "listen", ""))
-        ):
+        names = [field.name for field in dataclasses.fields(self) if field.name.endswith("listen")]
+        addresses = [str(getattr(self, name)) for name in names if name != "metrics_listen"]
+        is_public = bool(_PUBLIC_SECRETS & {self.cluster_secret, self.cluster_secret_also})
+        if is_public and any(map(beyond_loopback, addresses)):
             found.append("QUIRE_CLUSTER_SECRET: this one is public; `openssl rand -hex 32` makes another one")
         return found
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
 import ssl
-from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -18,11 +19,12 @@ KEEPALIVE_S: Final = 75.0
 """For how long a connection stays open without a complete request."""
 HANDSHAKE_S: Final = 10.0
 """In which a client has to complete its TLS handshake."""
-GRPC_SHARE: Final = 0.25
-HTTP_SHARE: Final = 0.2
+LISTENER_SHARE: Final = 0.2
 ASIDE_SHARE: Final = 0.02
-"""Parts of the process' descriptors: a gRPC server's, an HTTP frontend's, a listener's for probes or operators."""
+"""Parts of the process' descriptors: of a listener for clients or members, and of one for probes or operators."""
 _CONNECTIONS_MIN: Final = 16
+_BACKLOG: Final = 1024
+_ACCEPTED_AT_ONCE: Final = 100
 
 
 def connections_max(share: float) -> int:
@@ -32,33 +34,74 @@ def connections_max(share: float) -> int:
 
 
 class HttpConnections:
-    """The connections of one HTTP server. A newcomer beyond the bound replaces the oldest one that never had a request,
-    else the one whose last request is longest ago; it is refused where all are being served.
+    """The connections of one HTTP server, those in a TLS handshake too. A newcomer beyond the bound replaces the oldest
+    one that never had a request, else the one whose last request is longest ago, else the oldest handshake; it is
+    refused where all are being served.
     """
 
     def __init__(self, bound: Callable[[], int]) -> None:
         self._bound = bound
+        self._handshakes: dict[asyncio.Task[Any], None] = {}
+        self._transports: dict[Any, asyncio.Transport] = {}
         self._silent: dict[Any, None] = {}
         self._idle: dict[Any, None] = {}
-        self._served: set[Any] = set()
+        self._closing: dict[Any, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._handshakes) + len(self._transports)
 
     def watch(self, server: web.Server) -> None:
-        """Bound the server's connections from now on."""
+        """Follow the server's connections from now on."""
         on_made, on_lost = server.connection_made, server.connection_lost
 
         def connection_made(handler: Any, transport: asyncio.Transport) -> None:
             on_made(handler, transport)
-            if len(self._silent) + len(self._idle) + len(self._served) >= self._bound():
-                next(chain(self._silent, self._idle, [handler])).force_close()
+            self._transports[handler] = transport
             self._silent[handler] = None
 
         def connection_lost(handler: Any, error: BaseException | None = None) -> None:
-            self._silent.pop(handler, None)
-            self._idle.pop(handler, None)
-            self._served.discard(handler)
+            for kind in (self._transports, self._silent, self._idle, self._closing):
+                kind.pop(handler, None)
             on_lost(handler, error)
 
         vars(server).update(connection_made=connection_made, connection_lost=connection_lost)
+
+    def admit(self, connection: socket.socket, server: web.Server, context: ssl.SSLContext | None) -> None:
+        """Serve an accepted connection, or close it where there is no room."""
+        if len(self) >= self._bound() and not self._make_room():
+            connection.close()
+            return
+        tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S} if context is not None else {}
+        connecting = asyncio.get_running_loop().connect_accepted_socket(server, connection, **tls)
+        handshake = asyncio.ensure_future(connecting)
+        self._handshakes[handshake] = None
+        handshake.add_done_callback(self._shaken)
+
+    def _shaken(self, handshake: asyncio.Task[Any]) -> None:
+        del self._handshakes[handshake]
+        if not handshake.cancelled():
+            handshake.exception()  # the client's fault, which no log needs
+
+    def _make_room(self) -> bool:
+        """Close a connection, or abort one that was closed for an earlier newcomer and lingers."""
+        if self._closing:
+            handler = next(iter(self._closing))
+            del self._closing[handler]
+            self._transports.pop(handler).abort()
+        if self._silent:
+            handler = next(iter(self._silent))
+            del self._silent[handler]
+            self._transports.pop(handler).abort()
+        elif self._idle:
+            handler = next(iter(self._idle))
+            del self._idle[handler]
+            self._closing[handler] = None
+            handler.force_close()
+        elif self._handshakes:
+            next(iter(self._handshakes)).cancel()
+        else:
+            return len(self) < self._bound()
+        return True
 
     @contextlib.contextmanager
     def serving(self, request: web.BaseRequest) -> Iterator[None]:
@@ -66,38 +109,89 @@ class HttpConnections:
         handler = request.protocol
         self._silent.pop(handler, None)
         self._idle.pop(handler, None)
-        self._served.add(handler)
         try:
             yield
         finally:
-            self._served.discard(handler)
-            if request.transport is not None:
+            if handler in self._transports and handler not in self._closing:
                 self._idle[handler] = None
 
 
-class _Site(web.TCPSite):
-    """A listener with a deadline for handshakes, which aiohttp leaves at a minute."""
+class _Listener:
+    """What aiohttp needs of an `asyncio.Server`."""
+
+    def __init__(self, sockets: Sequence[socket.socket], admit: Callable[[socket.socket], None]) -> None:
+        self.sockets = sockets
+        self._admit = admit
+        for listening in sockets:
+            asyncio.get_running_loop().add_reader(listening.fileno(), self._accept, listening)
+
+    def close(self) -> None:
+        for listening in self.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            listening.close()
+        self.sockets = []
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # none is left, or it was closed again, or there is no descriptor
+                return
+            connection.setblocking(False)
+            self._admit(connection)
+
+
+class _Site(web.BaseSite):
+    """A listener whose connections are bounded from their first packet on."""
+
+    def __init__(
+        self, runner: web.BaseRunner, address: str, connections: HttpConnections, context: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(runner, ssl_context=context)
+        self._address = address
+        self._connections = connections
+
+    @property
+    def name(self) -> str:
+        return f"{'https' if self._ssl_context else 'http'}://{self._address}"
 
     async def start(self) -> None:
-        await web.BaseSite.start(self)
-        tls: dict[str, Any] = {"ssl": self._ssl_context, "ssl_handshake_timeout": HANDSHAKE_S}
-        server = self._runner.server
-        assert server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            server, self._host, self._port, backlog=self._backlog, **(tls if self._ssl_context else {})
+        """Raises `OSError`, `ValueError` for an address that cannot be listened on."""
+        await super().start()
+        host, _, port = self._address.rpartition(":")
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        sockets: list[socket.socket] = []
+        try:
+            for family, *_, place in dict.fromkeys(found):
+                listening = socket.create_server(
+                    place[:2],
+                    family=family,
+                    backlog=_BACKLOG,
+                    dualstack_ipv6=False,  # each family has its own
+                )
+                listening.setblocking(False)
+                sockets.append(listening)
+        except OSError:
+            for listening in sockets:
+                listening.close()
+            raise
+        server = self._runner.server
+        assert isinstance(server, web.Server)
+        admit = partial(self._connections.admit, server=server, context=self._ssl_context)
+        self._server = cast(Any, _Listener(sockets, admit))
 
 
 async def listen(
     runner: web.BaseRunner, address: str, connections: HttpConnections, context: ssl.SSLContext | None = None
 ) -> None:
     """Listen at host:port once the runner is set up. Raises `ConfigInvalid` for an invalid or used address."""
-    host, _, port = address.rpartition(":")
     server = runner.server
     assert isinstance(server, web.Server)
     if "connection_made" not in vars(server):
         connections.watch(server)
     try:
-        await _Site(runner, host or None, int(port), ssl_context=context, backlog=1024).start()
+        await _Site(runner, address, connections, context).start()
     except (OSError, ValueError) as error:
         raise ConfigInvalid(f"cannot listen on {address!r}: {error}") from None

@@ -26,7 +26,7 @@ from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
 from quire_server.callers import CheckRole, check_caller, check_certificate, is_of_any_member
-from quire_server.connections import GRPC_SHARE, HANDSHAKE_S, connections_max
+from quire_server.connections import HANDSHAKE_S, LISTENER_SHARE, connections_max
 from quire_server.telemetry.metrics import readiness
 from quire_server.unauthenticated import SideServices, first_message
 
@@ -36,10 +36,18 @@ _FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _IDLE_MS: Final = 600_000
+_PING_MS: Final = 60_000
+_PING_TIMEOUT_MS: Final = 20_000
 _ROUNDS: Final = 50
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
+    # A peer that does not answer is disconnected.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
@@ -53,7 +61,7 @@ class Server:
     know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
     before its request is read. Without it, and without TLS, members are served alone, by a header with their role and
     its proof; `accept_unproven`: callers without that header, too. `strangers`: callers are tenants, whose traces are
-    linked and not continued.
+    linked and not continued. `share`: of the process' descriptors, for connections.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class Server:
         authenticate: Callable[[Any], Awaitable[object]] | None = None,
         accept_unproven: bool = False,
         strangers: bool = False,
+        share: float = LISTENER_SHARE,
         on_failure: OnFailure | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -83,10 +92,10 @@ class Server:
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes_max),
-            ("grpc.max_allowed_incoming_connections", connections_max(GRPC_SHARE)),
+            ("grpc.max_allowed_incoming_connections", connections_max(share)),
             ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
         ]
-        if public:
+        if authenticate is not None:  # members watch each other's connections, which may be without calls
             options.append(("grpc.max_connection_idle_ms", _IDLE_MS))
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))

@@ -165,6 +165,26 @@ async def test_what_a_tenant_has_stored_is_counted(scene: Scene) -> None:
     assert await scene.buckets.stored_bytes("else") == 0
 
 
+async def test_what_an_earlier_release_left_is_counted(client: redis.Redis | None, scene: Scene) -> None:
+    """Objects, uploads and their parts, when the sum is read or changed for the first time."""
+    if client is None:
+        return
+    await scene.backend.put("k", body(b"x" * 500), PLAIN, "")
+    upload_id, tags = await _upload(scene, "m", {1: b"a" * PART, 2: b"b" * 7})
+    await client.delete("quire:s3:{t/b}:charged")
+    assert await scene.buckets.stored_bytes("t") == 5 * ENTRY_BYTES + 500 + PART + 7
+    await client.delete("quire:s3:{t/b}:charged")
+    await scene.backend.complete("m", upload_id, tags, "")
+    assert await scene.buckets.stored_bytes("t") == 3 * ENTRY_BYTES + 500 + PART + 7
+    upload_id, _ = await _upload(scene, "n", {1: b"a" * 1000})
+    await client.delete("quire:s3:{t/b}:charged")
+    await scene.backend.abort("n", upload_id)
+    for key in ("k", "m"):
+        await scene.backend.delete(key, "")
+    await scene.later()
+    assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES
+
+
 async def test_a_bucket_that_is_made_again_is_charged_for_nothing(scene: Scene) -> None:
     """Blobs of the dropped one are removed later."""
     await scene.backend.put("k", body(b"x" * 300), PLAIN, "")

@@ -91,6 +91,9 @@ async def test_what_a_tenant_has_stored_is_counted(any_redis: redis.Redis) -> No
     await images.delete("t", "2")
     assert await images.stored_bytes("t") == 221 + 3 * ENTRY_BYTES
     await any_redis.delete("quire:{images}:charged")  # as an earlier release left it
+    await any_redis.hset("quire:{images}:stored", "t", 221)
+    assert await images.tenants() == ["t"] and await images.stored_bytes("t") == 221 + 3 * ENTRY_BYTES
+    await any_redis.delete("quire:{images}:charged")
     await images.delete("t", "0")
     assert await images.stored_bytes("t") == 201 + 2 * ENTRY_BYTES
     assert await images.tenants() == ["t"]

@@ -27,9 +27,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
 from quire import __version__ as quire_version
-from quire.client import QuireClient
-from quire.model.errors import ConfigInvalid, QuireError
+from quire.client import QuireClient, SyncClient
+from quire.model.errors import ConfigInvalid, QuireError, Unauthenticated
 from quire.model.hashing import tenant_name
+from quire.wire.credentials import operator_token
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster, read_state
@@ -292,9 +293,13 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.returncode == 1 and "Unauthenticated" in refused.stderr
         monkeypatch.setenv("QUIRE_CLUSTER_SECRET", cluster.secret)  # as in a service's container
         assert "storage-0" in quire("status", "--admin", cluster.admin_address).stdout
-        for option, address in (("--gateway", cluster.gateway_address), ("--admin", cluster.gateway_address)):
-            refused = quire("status", option, address)
-            assert refused.returncode == 1, "clients' frontends take no operator's token"
+        as_operator = SyncClient(cluster.gateway_address, token=operator_token(cluster.secret))
+        with as_operator as client, pytest.raises(Unauthenticated):
+            client.status()
+        monkeypatch.delenv("QUIRE_CLUSTER_SECRET")
+        for options in (["--admin", cluster.admin_address], ["--admin", "a:1", "--gateway", "b:1"]):
+            refused = quire("status", *options)
+            assert refused.returncode == 1 and "InvalidRequest" in refused.stderr
 
 
 _LISTS = ("tenant", "policy", "keys")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import quire_server.grpc_server as grpc_server_module
+from quire_server import certs
 from quire_server.connections import HttpConnections, listen
 from quire_server.grpc_server import Server
 from quire_tools.local.ports import free_ports
@@ -31,12 +34,13 @@ class _Frontend:
         self.answer = asyncio.Event()
         self.begun = asyncio.Semaphore(0)
         self.port = free_ports(1)[0]
+        self.text = ""
 
     async def serve(self, request: web.BaseRequest) -> web.Response:
         with self.connections.serving(request):
             self.begun.release()
             await self.answer.wait()
-            return web.Response(text="ok")
+            return web.Response(text=f"ok{self.text}")
 
     async def connect(self) -> Stream:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -49,11 +53,11 @@ class _Frontend:
 
 
 @contextlib.asynccontextmanager
-async def _frontend() -> AsyncIterator[_Frontend]:
+async def _frontend(context: ssl.SSLContext | None = None) -> AsyncIterator[_Frontend]:
     frontend = _Frontend()
-    runner = web.ServerRunner(web.Server(frontend.serve))
+    runner = web.ServerRunner(web.Server(frontend.serve), shutdown_timeout=0.1)
     await runner.setup()
-    await listen(runner, f"127.0.0.1:{frontend.port}", frontend.connections)
+    await listen(runner, f"127.0.0.1:{frontend.port}", frontend.connections, context)
     try:
         yield frontend
     finally:
@@ -106,8 +110,42 @@ async def test_connections_that_were_lost_count_no_longer() -> None:
             assert await _answered(stream)
             stream[1].close()
             await stream[1].wait_closed()
-        assert len(frontend.connections._idle) <= 3
-        assert not frontend.connections._served
+        assert len(frontend.connections) <= 3
+
+
+async def test_handshakes_count(tmp_path: Path) -> None:
+    """Those who connect to a TLS port and say nothing make room for those who complete their handshake."""
+    public = certs.make(tmp_path, [], days=1).public
+    shown, trusted = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    shown.load_cert_chain(public.cert, public.key)
+    trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+    async with _frontend(shown) as frontend:
+        frontend.answer.set()
+        silent = [await frontend.connect() for _ in range(20)]
+        ends = [asyncio.create_task(_closed(stream)) for stream in silent]
+        await asyncio.wait(ends[:17], timeout=_LATE_S)
+        assert sum(end.done() for end in ends) == 17 and len(frontend.connections) == 3
+        stream = await asyncio.open_connection("127.0.0.1", frontend.port, ssl=trusted)
+        await frontend.ask(stream)
+        assert await _answered(stream)
+        for end in ends:
+            end.cancel()
+
+
+async def test_a_connection_that_lingers_is_aborted() -> None:
+    """One that was closed for a newcomer, and whose answer its client does not take, holds its place once."""
+    async with _frontend() as frontend:
+        frontend.text = "x" * (32 << 20)
+        frontend.answer.set()
+        lingering = [await frontend.connect() for _ in range(3)]
+        for stream in lingering:
+            stream[0]._transport.pause_reading()  # type: ignore[attr-defined]
+            await frontend.ask(stream)
+        await asyncio.sleep(0.1)
+        frontend.text = ""
+        for _ in range(12):
+            await frontend.ask(await frontend.connect())
+            assert len(frontend.connections) <= 4
 
 
 async def test_a_grpc_server_takes_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +175,18 @@ def _is_closed(stranger: socket.socket) -> bool:
         return stranger.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+async def test_a_grpc_peer_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"grpc.keepalive_time_ms": 500, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 500}
+    options = [(name, quick.get(name, value)) for name, value in grpc_server_module._OPTIONS]
+    monkeypatch.setattr(grpc_server_module, "_OPTIONS", options)
+    server = Server("127.0.0.1:0", [])
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        async with asyncio.timeout(_LATE_S):
+            await reader.read(-1)  # to its end
+    finally:
+        await server.stop(0)

@@ -37,6 +37,7 @@ from tests.simulation.unchained import UnchainedLoad
 _OPERATION_S = 60.0
 _CLIENT_S = 9.0  # for how long its transfers are permitted
 _REST_S = 38.0  # longer than a scheduler remembers, and than buffers are watched
+_LATE_LEAKS_S = 1.5
 _ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
 _CANCEL_S = (0.01, 0.01, 0.5)
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
@@ -127,6 +128,8 @@ class Day:
         while True:
             await asyncio.sleep(0.37)
             try:
+                inspection.leaks()
+                await asyncio.sleep(_LATE_LEAKS_S)
                 return inspection.leaks()
             except AssertionError:
                 if self.loop.time() > rested_s:

@@ -24,7 +24,7 @@ def test_trials_have_no_secret_that_others_know() -> None:
     """Neither the compose file nor the manifests bring one along."""
     files = [ROOT / "compose.yaml", *(ROOT / "k8s").rglob("*.yaml"), *(ROOT / "k8s").rglob("*.env")]
     assert len(files) > 20
-    assert not [file for file in files if re.search(r"CLUSTER_SECRET(=|:-)\w", file.read_text())]
+    assert not [file for file in files if re.search(r"CLUSTER_SECRET(=|:-|: *)[\"']?[\w-]{8}", file.read_text())]
 
 
 @pytest.mark.parametrize(("module", "name"), CONFIGS.items())
@@ -41,6 +41,9 @@ def test_a_public_secret_serves_this_host_alone(module: str, name: str) -> None:
             secrets = {"QUIRE_CLUSTER_SECRET": "s" * SECRET_BYTES_MIN, variable: PUBLIC}
             _, problems = read(kind, prefix, open_to_others | secrets)
             assert any("this one is public" in problem for problem in problems), host
+    for listener in ("ADMIN_LISTEN", "PAGE_LISTEN", "S3_LISTEN") if prefix == GATEWAY_PREFIX else ():
+        _, problems = read(kind, prefix, {"QUIRE_CLUSTER_SECRET": PUBLIC, f"{prefix}{listener}": "0.0.0.0:7400"})
+        assert any("this one is public" in problem for problem in problems), listener
     with pytest.raises(ConfigInvalid, match="QUIRE_CLUSTER_SECRET"):
         load(kind, prefix, {"QUIRE_CLUSTER_SECRET": "s" * (SECRET_BYTES_MIN - 1)})
 

@@ -34,6 +34,7 @@ class Acts:
         self._client = client
 
     async def record(self, name: str, subject: str, by: str) -> None:
+        """Append an act, for one of the gateways."""
         fields: dict[Any, Any] = {"name": name, "subject": subject, "by": by}
         async with metadata_errors():
             await self._client.xadd(_KEY, fields, maxlen=_ACTS_MAX, approximate=True)

@@ -8,10 +8,11 @@ from typing import Final, cast
 import cbor2
 import redis.asyncio as redis
 
-from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Blob, Page, Part, StoredObject, Upload
+from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Page, Part, StoredObject, Upload
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.packed_objects import pack, pack_part, unpack, unpack_part
 
 # Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs; the CBOR is a list that
 # begins with the size. `charged` counts a bucket's objects, parts and uploads, and blobs that nothing refers to until
@@ -21,14 +22,21 @@ _COMMON = (
     + f"local ENTRY = {ENTRY_BYTES}\n"
     + """
 local function size_of(raw) return uint(raw, select(2, string.find(raw, '^[^\\n]*\\n[^\\n]*\\n')) + 2) end
+local function sum_of(hash, part)
+    local cursor, sum = '0', 0
+    repeat
+        local page = redis.call('HSCAN', hash, cursor, 'COUNT', 1000)
+        cursor = page[1]
+        for at = 1, #page[2], 2 do sum = sum + part(page[2][at], page[2][at + 1]) end
+    until cursor == '0'
+    return sum
+end
 local function count(charged, objects, more)
     if redis.call('EXISTS', charged) == 0 then
-        local cursor, sum = '0', 0
-        repeat
-            local page = redis.call('HSCAN', objects, cursor, 'COUNT', 1000)
-            cursor = page[1]
-            for at = 2, #page[2], 2 do sum = sum + ENTRY + size_of(page[2][at]) end
-        until cursor == '0'
+        local bucket = string.sub(objects, 1, -1 - #'objects') -- the other keys are in its slot
+        local function entry(_, raw) return ENTRY + size_of(raw) end
+        local sum = sum_of(objects, entry) + sum_of(bucket .. 'waste', function(_, size) return tonumber(size) end)
+            + sum_of(bucket .. 'uploads', function(id) return ENTRY + sum_of(bucket .. 'parts:' .. id, entry) end)
         redis.call('SET', charged, string.format('%.0f', sum))
     end
     if more ~= 0 then redis.call('INCRBY', charged, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
@@ -119,6 +127,7 @@ for at = 7, #ARGV, 2 do
     if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
     chosen[ARGV[at]] = true
 end
+count(KEYS[8], KEYS[1], 0)
 store(KEYS[1], KEYS[2], KEYS[3], KEYS[9], KEYS[8], ARGV[1], ARGV[2], tonumber(ARGV[4]))
 local parts, more = redis.call('HGETALL', KEYS[6]), -ENTRY
 for at = 1, #parts, 2 do
@@ -142,11 +151,10 @@ _ABORT = (
     _COMMON
     + """
 local parts = redis.call('HGETALL', KEYS[2])
+count(KEYS[5], KEYS[4], -ENTRY * (redis.call('HEXISTS', KEYS[1], ARGV[1]) + #parts / 2))
 for at = 1, #parts, 2 do discard(KEYS[3], KEYS[6], parts[at + 1], tonumber(ARGV[2])) end
 redis.call('DEL', KEYS[2])
-local found = redis.call('HDEL', KEYS[1], ARGV[1])
-count(KEYS[5], KEYS[4], -ENTRY * (found + #parts / 2))
-return found
+return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 )
 # KEYS: about, garbage. ARGV: 1 blob, 2 when it may go. Whether the bucket is there.
@@ -165,6 +173,8 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 )
+# KEYS: charged, objects. Returns the charge, counted if it was not.
+_CHARGE = _COMMON + "count(KEYS[1], KEYS[2], 0) return redis.call('GET', KEYS[1])"
 # KEYS: garbage, waste, charged. ARGV: blobs that were removed.
 _REMOVED = """
 local size = 0
@@ -206,6 +216,7 @@ class Buckets:
         self._complete = client.register_script(_COMPLETE)
         self._abort = client.register_script(_ABORT)
         self._will_write = client.register_script(_WILL_WRITE)
+        self._charge = client.register_script(_CHARGE)
         self._removed = client.register_script(_REMOVED)
         self._start_upload = client.register_script(_START_UPLOAD)
 
@@ -268,6 +279,10 @@ class Buckets:
             for bucket in buckets:
                 pipeline.get(_of(tenant, bucket.decode(), "charged"))
             counts: list[bytes | None] = await pipeline.execute() if buckets else []
+            for at, bucket in enumerate(buckets):
+                if counts[at] is None:  # as an earlier release left it
+                    keys = [_of(tenant, bucket.decode(), name) for name in ("charged", "objects")]
+                    counts[at] = await self._charge(keys=keys)
         return ENTRY_BYTES * len(buckets) + sum(max(0, int(count)) for count in counts if count)
 
     # ---- objects
@@ -280,14 +295,14 @@ class Buckets:
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
         keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "charged", "waste")]
-        args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, blobs]
+        args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, blobs]
         async with metadata_errors():
             return int(await self._put(keys=keys, args=args))
 
     async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         async with metadata_errors():
             raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "objects"), key))
-        return _unpack(key, raw) if raw else None
+        return unpack(key, raw) if raw else None
 
     async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
         """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
@@ -316,7 +331,7 @@ class Buckets:
                 list[bytes | None],
                 await self._client.hmget(objects, keys) if keys else [],
             )
-        entries = [_unpack(key.decode(), raw) for key, raw in zip(keys, raws, strict=True) if raw]
+        entries = [unpack(key.decode(), raw) for key, raw in zip(keys, raws, strict=True) if raw]
         common = every[len(keys)].decode() if len(keys) < len(every) else ""
         return Page(entries, every[-1].decode() if every else "", more=len(every) >= limit, common=common)
 
@@ -389,14 +404,14 @@ class Buckets:
         names = ("uploads", f"parts:{upload_id}", "garbage", "objects", "charged", "waste")
         keys = [_of(tenant, bucket, name) for name in names]
         blobs = " ".join(blob.name for blob in part.blobs)
-        args: list[bytes | str | int] = [upload_id, str(part.number), _pack_part(part), now_ms + GRACE_MS, blobs]
+        args: list[bytes | str | int] = [upload_id, str(part.number), pack_part(part), now_ms + GRACE_MS, blobs]
         async with metadata_errors():
             return int(await self._put_part(keys=keys, args=args))
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         async with metadata_errors():
             found = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, f"parts:{upload_id}")))
-        return {int(number): _unpack_part(int(number), raw) for number, raw in found.items()}
+        return {int(number): unpack_part(int(number), raw) for number, raw in found.items()}
 
     async def complete(
         self,
@@ -411,10 +426,10 @@ class Buckets:
         """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
         of_upload = (f"parts:{upload_id}", f"completed:{upload_id}")
         names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "charged", "waste")
-        args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, upload_id]
+        args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, upload_id]
         args.append(COMPLETED_MS)
         for part in parts:
-            args += [str(part.number), _pack_part(part)]
+            args += [str(part.number), pack_part(part)]
         async with metadata_errors():
             return int(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
 
@@ -459,37 +474,3 @@ def _buckets(tenant: str) -> str:
 def _of(tenant: str, bucket: str, what: str) -> str:
     """All of a bucket is in one slot of a Redis cluster but for the tenant's list of buckets."""
     return f"quire:s3:{{{tenant}/{bucket}}}:{what}"
-
-
-def _pack(entry: StoredObject) -> bytes:
-    """ETag and blobs in lines of their own, for the scripts."""
-    rest = cbor2.dumps(
-        [
-            entry.size,
-            entry.modified_s,
-            [blob.size for blob in entry.blobs],
-            dict(entry.headers),
-            dict(entry.metadata),
-            dict(entry.checksums),
-        ]
-    )
-    return f"{entry.etag}\n{' '.join(blob.name for blob in entry.blobs)}\n".encode() + rest
-
-
-def _unpack(key: str, raw: bytes) -> StoredObject:
-    etag, names, rest = raw.split(b"\n", 2)
-    size, modified_s, sizes, headers, metadata, checksums = cbor2.loads(rest)
-    blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
-    return StoredObject(key, etag.decode(), size, modified_s, blobs, headers, metadata, checksums)
-
-
-def _pack_part(part: Part) -> bytes:
-    rest = cbor2.dumps([part.size, part.modified_s, [blob.size for blob in part.blobs]])
-    return f"{part.etag}\n{' '.join(blob.name for blob in part.blobs)}\n".encode() + rest
-
-
-def _unpack_part(number: int, raw: bytes) -> Part:
-    etag, names, rest = raw.split(b"\n", 2)
-    size, modified_s, sizes = cbor2.loads(rest)
-    blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
-    return Part(number, etag.decode(), size, modified_s, blobs)

@@ -19,7 +19,8 @@ _FIELDS_AT_FIRST: Final = 7
 _OF_BEFORE: Final[list[Any]] = [0, {}, "", b""]
 """Time to live, metadata, provenance and name of the record, of entries that were written before there were these."""
 _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
-_STORED = "quire:{images}:charged"
+_CHARGED = "quire:{images}:charged"
+_STORED = "quire:{images}:stored"  # of releases before 0.3
 
 # An entry is a list of CBOR that begins with the record's digest and length. A hash by tenant has the sums of the
 # lengths, and of the entries themselves; earlier releases did not keep it.
@@ -98,6 +99,10 @@ return left
 _REFUSED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then redis.call('SADD', KEYS[2], ARGV[1]) end"
 
 
+# KEYS: entries, charged. ARGV: 1 tenant. Returns the charge, counted if it was not.
+_CHARGE = _COUNT + "count(KEYS[2], ARGV[1], KEYS[1], 0) return redis.call('HGET', KEYS[2], ARGV[1])"
+
+
 class Images:
     """Written by PUT and DELETE, read by everything else."""
 
@@ -106,6 +111,7 @@ class Images:
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._release = client.register_script(_RELEASE)
+        self._charge = client.register_script(_CHARGE)
         self._refused = client.register_script(_REFUSED)
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage = _ANYTHING) -> ImageEntry | None:
@@ -117,7 +123,7 @@ class Images:
         assert packed[3:35] == entry.record_sha256, "the script reads it there"
         async with metadata_errors():
             before = await self._put(
-                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _STORED],
+                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _CHARGED],
                 args=[
                     *(entry.image_id, packed, entry.record_name, int(expected.absent), expected.record_sha256),
                     *(_member(tenant, entry.image_id), entry.expires_ms, tenant),
@@ -136,20 +142,21 @@ class Images:
         """Take an image out of the catalogue, if it is the one that is `meant`; what it was, None if there was none."""
         async with metadata_errors():
             raw = await self._delete(
-                keys=[_entries(tenant), _ids(tenant), _EXPIRES, _STORED],
+                keys=[_entries(tenant), _ids(tenant), _EXPIRES, _CHARGED],
                 args=[image_id, _pack(meant) if meant is not None else b"", _member(tenant, image_id), tenant],
             )
         return _unpack(image_id, raw) if raw else None
 
     async def stored_bytes(self, tenant: str) -> int:
-        """Of the records of a tenant's images; one that two of them have counts twice."""
+        """Return the bytes of a tenant's records, one that two images have twice, and `ENTRY_BYTES` for each image."""
         async with metadata_errors():
-            return int(cast(bytes | None, await self._client.hget(_STORED, tenant)) or 0)
+            return int(await self._charge(keys=[_entries(tenant), _CHARGED], args=[tenant]) or 0)
 
     async def tenants(self) -> list[str]:
         """Those that have, or had, images."""
         async with metadata_errors():
-            return sorted(name.decode() for name in cast(list[bytes], await self._client.hkeys(_STORED)))
+            names = [name for key in (_CHARGED, _STORED) for name in cast(list[bytes], await self._client.hkeys(key))]
+        return sorted({name.decode() for name in names})
 
     async def expired(self, now_ms: int, limit: int) -> list[tuple[str, str]]:
         """Tenants and ids of images whose time is up."""

@@ -116,8 +116,10 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 @contextlib.contextmanager
 def looking(folder: Path, gateway: str, admin: str) -> Iterator[Callable[[], Sequence[Node]]]:
-    """How to ask for the members: `gateway` as a client, else as an operator."""
-    if gateway and not admin:
+    """How to ask for the members: `gateway` as a client, else as an operator. Raises `InvalidRequest` for both."""
+    if gateway and admin:
+        raise InvalidRequest("give one of --gateway and --admin", field="admin")
+    if gateway:
         with SyncClient(gateway) as client:
             yield client.status
         return
@@ -140,8 +142,11 @@ def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitabl
 
 
 def _operator(folder: Path, admin: str) -> AdminClient:
+    """Raises `InvalidRequest` for an admin frontend without the cluster's secret."""
     secret = value_of("QUIRE_CLUSTER_SECRET", os.environ)
-    if not admin or not secret:
+    if admin and not secret:
+        raise InvalidRequest("must be set for --admin", field="QUIRE_CLUSTER_SECRET")
+    if not admin:
         admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
     return AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME))
 

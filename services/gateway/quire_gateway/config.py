@@ -53,8 +53,10 @@ class GatewayConfig(MemberConfig):
         choices=("off", "tokens", "everyone"),
     )
     audit_log: str = setting("", "file for the audit log; empty: standard error output, beside the log")
-    accept_unproven: bool = setting(
-        False, "with tokens: let clients of the release before, which prove no addresses, name memory"
+    accept_unproven_addresses: bool = setting(
+        False,
+        "with tokens: let clients of the release before, which prove no addresses, name memory",
+        variable="QUIRE_GATEWAY_ACCEPT_UNPROVEN",
     )
     tenant_requests_max: int = setting(128, "requests of one tenant at the same time; 0: no limit", minimum=0)
     tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)

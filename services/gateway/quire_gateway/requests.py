@@ -14,7 +14,7 @@ from aiohttp import web
 from opentelemetry import trace
 
 from quire.telemetry import counter, entry, meter, names, tracer
-from quire_server.connections import HTTP_SHARE, HttpConnections, connections_max
+from quire_server.connections import LISTENER_SHARE, HttpConnections, connections_max
 
 IDLE_S: Final = 60.0
 """For how long a client may send or take nothing."""
@@ -33,7 +33,7 @@ class Answer:
 class HttpRequests:
     """`frontend`: as the metrics call it. `share`: of the process' descriptors, for connections."""
 
-    def __init__(self, frontend: str, share: float = HTTP_SHARE) -> None:
+    def __init__(self, frontend: str, share: float = LISTENER_SHARE) -> None:
         self._frontend = frontend
         self.connections = HttpConnections(partial(connections_max, share))
         kinds = [{"quire.frontend": frontend, "class": each} for each in _CLASSES]

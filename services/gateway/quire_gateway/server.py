@@ -68,6 +68,7 @@ from quire_gateway.vaes import KnownVaes
 from quire_gateway.warming import Warming
 from quire_gateway.watching import Watching
 from quire_server.clock import Clock, ClusterClock, SystemClock
+from quire_server.connections import ASIDE_SHARE
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
@@ -204,6 +205,7 @@ def _listeners(
             config.admin_listen,
             ["quire.v1.AdminService"],
             tls=tls,
+            share=ASIDE_SHARE,
             authenticate=admission.operator,
             on_failure=admission.audit.request,
         )
@@ -318,7 +320,7 @@ async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcSt
     """
     guarded = config.asks_for_tokens
     addresses = WorkerAddresses(
-        required=guarded and not config.accept_unproven,
+        required=guarded and not config.accept_unproven_addresses,
         secrets=config.secrets,
         nodes=view.storage_nodes,
         sender=nodes,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from quire.model.errors import QuireError
@@ -70,6 +72,12 @@ class Backends:
         tenant = caller.tenant_of(bucket)
         caller.check(tenant, bucket, key, level)
         return self._backend(tenant, bucket)
+
+    def room(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Reserve room in what a tenant may store. Raises `QuotaExceeded`."""
+        if self._quotas is None or not more_bytes:
+            return contextlib.nullcontext()
+        return self._quotas.reserve(tenant, more_bytes)
 
     async def sweep(self) -> int:
         """Remove blobs without references and return their number. An error at one bucket does not stop the others.

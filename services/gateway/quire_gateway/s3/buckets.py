@@ -12,6 +12,7 @@ from aiohttp import web
 
 from quire.model.buckets import StoredObject, Upload
 from quire.model.errors import QuireError
+from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
@@ -59,7 +60,8 @@ class BucketRequests:
         buckets = dict(await self._backends.buckets.all(tenant))
         if call.bucket not in buckets and len(buckets) >= _BUCKETS_MAX:
             raise S3Error("TooManyBuckets", f"You have {_BUCKETS_MAX} buckets, as many as a tenant may have")
-        new = await self._backends.buckets.create(tenant, call.bucket, self._backends.clock.now_ms() / 1e3)
+        async with self._backends.room(tenant, 0 if call.bucket in buckets else ENTRY_BYTES):
+            new = await self._backends.buckets.create(tenant, call.bucket, self._backends.clock.now_ms() / 1e3)
         if not new and self._region != "us-east-1":  # there AWS answers as for a new one
             raise S3Error(
                 "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"

@@ -1,0 +1,44 @@
+"""Objects and parts as Redis has them: "etag\\nblob blob ...\\nCBOR", whose list begins with the size."""
+
+from __future__ import annotations
+
+import cbor2
+
+from quire.model.buckets import Blob, Part, StoredObject
+
+
+def pack(entry: StoredObject) -> bytes:
+    """Pack an object, with ETag and blobs in lines of their own for the scripts."""
+    rest = cbor2.dumps(
+        [
+            entry.size,
+            entry.modified_s,
+            [blob.size for blob in entry.blobs],
+            dict(entry.headers),
+            dict(entry.metadata),
+            dict(entry.checksums),
+        ]
+    )
+    return f"{entry.etag}\n{' '.join(blob.name for blob in entry.blobs)}\n".encode() + rest
+
+
+def unpack(key: str, raw: bytes) -> StoredObject:
+    """Unpack the object under a key."""
+    etag, names, rest = raw.split(b"\n", 2)
+    size, modified_s, sizes, headers, metadata, checksums = cbor2.loads(rest)
+    blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
+    return StoredObject(key, etag.decode(), size, modified_s, blobs, headers, metadata, checksums)
+
+
+def pack_part(part: Part) -> bytes:
+    """Pack a part as `pack` does an object."""
+    rest = cbor2.dumps([part.size, part.modified_s, [blob.size for blob in part.blobs]])
+    return f"{part.etag}\n{' '.join(blob.name for blob in part.blobs)}\n".encode() + rest
+
+
+def unpack_part(number: int, raw: bytes) -> Part:
+    """Unpack the part of that number."""
+    etag, names, rest = raw.split(b"\n", 2)
+    size, modified_s, sizes = cbor2.loads(rest)
+    blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
+    return Part(number, etag.decode(), size, modified_s, blobs)
