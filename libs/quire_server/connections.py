@@ -117,7 +117,7 @@ class HttpConnections:
 
 
 class _Listener:
-    """What aiohttp needs of an `asyncio.Server`."""
+    """Listening sockets, with the part of `asyncio.Server` that aiohttp calls."""
 
     def __init__(self, sockets: Sequence[socket.socket], admit: Callable[[socket.socket], None]) -> None:
         self.sockets = sockets
@@ -156,15 +156,15 @@ class _Site(web.BaseSite):
         return f"{'https' if self._ssl_context else 'http'}://{self._address}"
 
     async def start(self) -> None:
-        """Raises `OSError`, `ValueError` for an address that cannot be listened on."""
+        """Listen. Raises `OSError`, `ValueError` for an invalid or used address."""
         await super().start()
         host, _, port = self._address.rpartition(":")
-        found = await asyncio.get_running_loop().getaddrinfo(
+        places = await asyncio.get_running_loop().getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         sockets: list[socket.socket] = []
         try:
-            for family, *_, place in dict.fromkeys(found):
+            for family, *_, place in dict.fromkeys(places):
                 listening = socket.create_server(
                     place[:2],
                     family=family,

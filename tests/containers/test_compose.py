@@ -65,8 +65,8 @@ def test_the_demo_against_containers(demonstrated: str) -> None:
 
 def test_operators_see_traces_and_the_page(demonstrated: str) -> None:
     """After the demo; with the secret that the first start has made."""
-    told = _compose("exec", "-T", "gateway", "cat", "/etc/quire/cluster-secret").stdout
-    (secret,) = re.findall(r"\b[0-9a-f]{64}\b", told)
+    output = _compose("exec", "-T", "gateway", "cat", "/etc/quire/cluster-secret").stdout
+    (secret,) = re.findall(r"\b[0-9a-f]{64}\b", output)
     command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
     environment = {**os.environ, "QUIRE_CLUSTER_SECRET": secret}
     done = subprocess.run(

@@ -114,12 +114,12 @@ async def test_connections_that_were_lost_count_no_longer() -> None:
 
 
 async def test_handshakes_count(tmp_path: Path) -> None:
-    """Those who connect to a TLS port and say nothing make room for those who complete their handshake."""
+    """Silent connections to a TLS port make room for clients that complete their handshake."""
     public = certs.make(tmp_path, [], days=1).public
-    shown, trusted = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
-    shown.load_cert_chain(public.cert, public.key)
+    served, trusted = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    served.load_cert_chain(public.cert, public.key)
     trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
-    async with _frontend(shown) as frontend:
+    async with _frontend(served) as frontend:
         frontend.answer.set()
         silent = [await frontend.connect() for _ in range(20)]
         ends = [asyncio.create_task(_closed(stream)) for stream in silent]
@@ -133,7 +133,7 @@ async def test_handshakes_count(tmp_path: Path) -> None:
 
 
 async def test_a_connection_that_lingers_is_aborted() -> None:
-    """One that was closed for a newcomer, and whose answer its client does not take, holds its place once."""
+    """A connection that was closed for a newcomer, with an unread answer, keeps its place for one newcomer at most."""
     async with _frontend() as frontend:
         frontend.text = "x" * (32 << 20)
         frontend.answer.set()

@@ -214,8 +214,8 @@ def test_services_connect_to_known_ports_only() -> None:
     assert policy["policyTypes"] == ["Egress"]
     *others, anywhere = policy["egress"]
     assert all("to" in rule for rule in others) and "to" not in anywhere
-    known = (443, 6379, 26379, 4317, 7070, 8000, 9000)
-    assert anywhere["ports"] == [{"port": port, "protocol": "TCP"} for port in known]
+    ports = (443, 6379, 26379, 4317, 7070, 8000, 9000)
+    assert anywhere["ports"] == [{"port": port, "protocol": "TCP"} for port in ports]
 
 
 def _policy(name: str) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitabl
 
 
 def _operator(folder: Path, admin: str) -> AdminClient:
-    """Raises `InvalidRequest` for an admin frontend without the cluster's secret."""
+    """Open the admin frontend. Raises `InvalidRequest` without the cluster's secret."""
     secret = value_of("QUIRE_CLUSTER_SECRET", os.environ)
     if admin and not secret:
         raise InvalidRequest("must be set for --admin", field="QUIRE_CLUSTER_SECRET")

@@ -74,7 +74,7 @@ class Backends:
         return self._backend(tenant, bucket)
 
     def room(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Reserve room in what a tenant may store. Raises `QuotaExceeded`."""
+        """Reserve room within a tenant's limit. Raises `QuotaExceeded`."""
         if self._quotas is None or not more_bytes:
             return contextlib.nullcontext()
         return self._quotas.reserve(tenant, more_bytes)
