@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import socket
 import ssl
@@ -25,6 +26,9 @@ ASIDE_SHARE: Final = 0.02
 _CONNECTIONS_MIN: Final = 16
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 100
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ABSENT: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_PAUSE_S: Final = 0.1
 
 
 def connections_max(share: float) -> int:
@@ -135,10 +139,42 @@ class _Listener:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = listening.accept()
-            except OSError:  # none is left, or it was closed again, or there is no descriptor
+            except OSError as error:
+                if error.errno in _EXHAUSTED:  # it stays readable: another look at once would take the whole core
+                    self._pause(listening)
                 return
             connection.setblocking(False)
             self._admit(connection)
+
+    def _pause(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening.fileno())
+        loop.call_later(_PAUSE_S, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening.fileno(), self._accept, listening)
+
+
+def _listening(places: Sequence[tuple[int, Any]]) -> list[socket.socket]:
+    """Listen at all of the places, but for families of addresses that this host does not have. Raises `OSError`."""
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, place in places:
+        try:
+            listening = socket.create_server(place, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                absent = error
+                continue
+            for each in sockets:
+                each.close()
+            raise
+        listening.setblocking(False)
+        sockets.append(listening)
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
 
 
 class _Site(web.BaseSite):
@@ -162,21 +198,7 @@ class _Site(web.BaseSite):
         places = await asyncio.get_running_loop().getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        sockets: list[socket.socket] = []
-        try:
-            for family, *_, place in dict.fromkeys(places):
-                listening = socket.create_server(
-                    place[:2],
-                    family=family,
-                    backlog=_BACKLOG,
-                    dualstack_ipv6=False,  # each family has its own
-                )
-                listening.setblocking(False)
-                sockets.append(listening)
-        except OSError:
-            for listening in sockets:
-                listening.close()
-            raise
+        sockets = _listening([(family, place[:2]) for family, *_, place in dict.fromkeys(places)])
         server = self._runner.server
         assert isinstance(server, web.Server)
         admit = partial(self._connections.admit, server=server, context=self._ssl_context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -111,6 +112,25 @@ async def test_connections_that_were_lost_count_no_longer() -> None:
             stream[1].close()
             await stream[1].wait_closed()
         assert len(frontend.connections) <= 3
+
+
+async def test_without_descriptors_a_listener_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts again when there are some, and does not try all the time."""
+    async with _frontend() as frontend:
+        frontend.answer.set()
+        tries = []
+
+        def accept(listening: socket.socket) -> None:
+            tries.append(listening)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", accept)
+            stream = await frontend.connect()
+            await asyncio.sleep(0.35)
+        assert 1 <= len(tries) <= 5
+        await frontend.ask(stream)
+        assert await _answered(stream)
 
 
 async def test_handshakes_count(tmp_path: Path) -> None:
