@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -35,3 +37,13 @@ async def request(
         session.request(method, URL(url, encoded=True), headers=sent, data=body or None) as answer,
     ):
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+
+
+async def answered(status: int, method: str, url: str, key: tuple[str, str], *, body: bytes = b"") -> bytes:
+    """Ask until an answer has the status, as when a gateway has read a limit; its body."""
+    async with asyncio.timeout(20):
+        while True:
+            code, _, answer = await request(method, url, key, body=body)
+            if code == status:
+                return answer
+            await asyncio.sleep(0.1)
