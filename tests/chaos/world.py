@@ -45,7 +45,7 @@ class World(LocalCluster):
             "QUIRE_STORAGE_SCRUB_BYTES_PER_S": str(64 << 20),
         }
         if networks:
-            settings |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+            settings |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "QUIRE_GATEWAY_AUTH": "everyone"}
         super().__init__(
             folder,
             storage_nodes=3,
