@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from quire.model.errors import NotAllowed, SecretDiffers, Unauthenticated
-from quire.wire.credentials import CALLER, role_shown
+from quire.wire.credentials import CALLER, proved_role
 from quire.wire.tls import MEMBER_NAME, name_of
 from quire_server import trace_service
 from quire_server.roles import roles_of
@@ -18,7 +18,7 @@ _CERTIFICATE_NAMES: Final = "x509_subject_alternative_name"
 
 
 def is_of_any_member(path: str) -> bool:
-    """Whether any member may call a method: it asks for another proof."""
+    """Whether any member may call a method. Such a method requires another proof."""
     return path.startswith(_OF_ANY_MEMBER)
 
 
@@ -42,9 +42,9 @@ def check_caller(
     header = headers.get(CALLER, "")
     if is_of_any_member(path) or (accept_unproven and not header):
         return
-    role = role_shown(header, path, secrets)
     if not header:
         raise Unauthenticated(f"{path}: no member's role is proved; {_ADMITTED}", field=CALLER)
+    role = proved_role(header, path, secrets)
     if not role:
         raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field=CALLER)
     allowed = roles_of(path)

@@ -1,4 +1,4 @@
-"""Bounds on the connections of listeners: strangers who only connect must leave descriptors for those who ask."""
+"""Bounds on the connections of listeners, so that connections without requests leave descriptors to the others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class HttpConnections:
         handshake.add_done_callback(self._shaken)
 
     def _shaken(self, handshake: asyncio.Task[Any]) -> None:
-        del self._handshakes[handshake]
+        self._handshakes.pop(handshake, None)
         if not handshake.cancelled():
             handshake.exception()  # the client's fault, which no log needs
 
@@ -102,7 +102,9 @@ class HttpConnections:
             self._closing[handler] = None
             handler.force_close()
         elif self._handshakes:
-            next(iter(self._handshakes)).cancel()
+            handshake = next(iter(self._handshakes))
+            del self._handshakes[handshake]
+            handshake.cancel()
         else:
             return len(self) < self._bound()
         return True
@@ -167,8 +169,8 @@ def _listening(places: Sequence[tuple[int, Any]]) -> list[socket.socket]:
             if error.errno in _ABSENT:
                 absent = error
                 continue
-            for each in sockets:
-                each.close()
+            for opened in sockets:
+                opened.close()
             raise
         listening.setblocking(False)
         sockets.append(listening)

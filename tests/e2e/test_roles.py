@@ -98,10 +98,10 @@ async def test_without_tls_callers_prove_their_role_to_each_service(clusters: Cl
     """No header, the proof for another service, another cluster's, and another role's are refused."""
     cluster = clusters["header"]
     (_, proved), (_, elsewhere) = (
-        Caller("gateway", cluster.secret.encode()).shown_to(f"/quire.v1.{service}/Any")
+        Caller("gateway", cluster.secret.encode()).header_for(f"/quire.v1.{service}/Any")
         for service in ("StorageService", "DecoderService")
     )
-    foreign = Caller("gateway", b"another" * 5).shown_to("/quire.v1.StorageService/Any")[1]
+    foreign = Caller("gateway", b"another" * 5).header_for("/quire.v1.StorageService/Any")[1]
     forged = proved.replace("gateway:", "storage:")
     pool = ChannelPool()
     prefetch = pool.get(cluster.address("storage-0")).unary_unary(

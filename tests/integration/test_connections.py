@@ -115,7 +115,7 @@ async def test_connections_that_were_lost_count_no_longer() -> None:
 
 
 async def test_without_descriptors_a_listener_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts again when there are some, and does not try all the time."""
+    """The listener accepts again once there are descriptors, and pauses in between."""
     async with _frontend() as frontend:
         frontend.answer.set()
         tries = []
@@ -141,8 +141,9 @@ async def test_handshakes_count(tmp_path: Path) -> None:
     trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
     async with _frontend(served) as frontend:
         frontend.answer.set()
-        silent = [await frontend.connect() for _ in range(20)]
-        ends = [asyncio.create_task(_closed(stream)) for stream in silent]
+        silent = [socket.create_connection(("127.0.0.1", frontend.port)) for _ in range(20)]  # accepted in one go
+        streams = [await asyncio.open_connection(sock=connection) for connection in silent]
+        ends = [asyncio.create_task(_closed(stream)) for stream in streams]
         await asyncio.wait(ends[:17], timeout=_LATE_S)
         assert sum(end.done() for end in ends) == 17 and len(frontend.connections) == 3
         stream = await asyncio.open_connection("127.0.0.1", frontend.port, ssl=trusted)
@@ -207,6 +208,7 @@ async def test_a_grpc_peer_that_answers_no_ping_is_disconnected(monkeypatch: pyt
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
         async with asyncio.timeout(_LATE_S):
-            await reader.read(-1)  # to its end
+            frames = await reader.read(-1)  # until the server hangs up
+        assert bytes((0, 0, 8, 6)) in frames, "it has sent a ping"
     finally:
         await server.stop(0)

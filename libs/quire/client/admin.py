@@ -43,10 +43,14 @@ class AdminClient:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
         await self._channels.close()
 
     async def status(self) -> Sequence[Node]:
-        """The members of the cluster, with what they do for which tenant."""
+        """Return the members of the cluster, with the work of each for each tenant."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in response.nodes]
 

@@ -46,8 +46,8 @@ class StoredObject:
 class Page:
     """A page of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`.
 
-    `pause`: so many objects were looked at that the client should ask for the rest. `common`: the first key with the
-    delimiter, where the page ends for it; its object was not read.
+    `pause`: the listing reached its bound on inspected objects, and the client requests the rest. `common`: the first
+    key with the delimiter, at which the page ends; its object was not read.
     """
 
     objects: list[StoredObject]

@@ -14,8 +14,8 @@ _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
 
 @dataclass(slots=True)
 class _Bucket:
-    """`garbage`: blobs that nothing refers to, with the time from which on they may go; `waste`: of those that objects
-    and parts had, their bytes.
+    """`garbage`: unreferenced blobs, with the earliest time of their removal; `waste`: the bytes of those that objects
+    and parts referred to.
     """
 
     there: bool = False
@@ -140,17 +140,17 @@ class MemoryBuckets:
         return 1
 
     async def page(
-        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+        self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
     ) -> Page:
-        state, low, first = self._of(tenant, bucket), after.encode(), prefix.encode()
+        state, low, first = self._of(tenant, bucket), marker.encode(), prefix.encode()
         beyond = low + b"\xff" if past else low
-        skipping = bool(after) and (after >= prefix or past)
+        skipping = bool(marker) and (marker >= prefix or past)
         inside = [key for key in state.keys if key.encode().startswith(first)]
         keys = sorted((key for key in inside if not skipping or key.encode() > beyond), key=str.encode)[:limit]
         common = next((key for key in keys if delimiter and key.find(delimiter, len(prefix)) >= 0), "")
-        before = keys[: keys.index(common)] if common else keys
-        found = [state.objects[key] for key in before if key in state.objects]
-        return Page(found, keys[-1] if keys else "", more=len(keys) >= limit, common=common)
+        single = keys[: keys.index(common)] if common else keys
+        objects = [state.objects[key] for key in single if key in state.objects]
+        return Page(objects, keys[-1] if keys else "", more=len(keys) >= limit, common=common)
 
     def lose(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
         """What is known of keys goes, as if it was deleted between a listing's two looks; the keys stay."""

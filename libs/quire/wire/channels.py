@@ -38,7 +38,7 @@ _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 class ChannelPool:
     """Channels by address. Use from one loop.
 
-    `tls`: with whom to speak, and as whom; `token`: what to show; `caller`: what to show as a member without TLS.
+    `tls`: with whom to speak, and as whom; `token`: what to show; `caller`: the member that calls without TLS.
     """
 
     def __init__(self, tls: Tls | None = None, token: str = "", caller: Caller | None = None) -> None:
@@ -76,7 +76,7 @@ class ChannelPool:
 
 
 class _MembersChannel:
-    """A channel whose calls say which member calls. An interceptor would take as long as a short call."""
+    """Adds the header of a member to each call. An interceptor would take as long as a short call."""
 
     def __init__(self, channel: grpc.aio.Channel, caller: Caller) -> None:
         self._channel = channel
@@ -87,10 +87,10 @@ class _MembersChannel:
         return partial(self._method, attribute) if name in _KINDS else attribute
 
     def _method(self, make: Any, path: str, **options: Any) -> Any:
-        method, shown = make(path, **options), self._caller.shown_to(path)
+        method, header = make(path, **options), self._caller.header_for(path)
 
         def call(*request: Any, metadata: Any = (), **context: Any) -> Any:
-            return method(*request, metadata=(*metadata, shown), **context)
+            return method(*request, metadata=(*metadata, header), **context)
 
         call._method = path  # type: ignore[attr-defined]
         return call

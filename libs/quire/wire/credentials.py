@@ -1,4 +1,4 @@
-"""Who calls: tokens of tenants, operators and the cluster's members, in a request's metadata."""
+"""Credentials in a request's metadata: of tenants, operators and the cluster's members."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Any, Final
 import grpc
 
 from quire.model.errors import SecretDiffers
+from quire.wire.tls import OPERATOR, SERVICES
 
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "Bearer "
 _OPERATOR: Final = "member"  # since the first release
 CALLER: Final = "quire-caller"
 """The header that names a member's role, with its proof."""
+_ROLES: Final = frozenset({*SERVICES, OPERATOR})
 
 
 def operator_token(cluster_secret: str) -> str:
-    """What an operator shows, who knows the cluster's secret; empty without a secret."""
+    """Return the token of operators, which follows from the cluster's secret; empty without a secret."""
     if not cluster_secret:
         return ""
     return f"{_OPERATOR}:{hmac.digest(cluster_secret.encode(), b'quire member 1', 'sha256').hex()}"
 
 
 def is_operator(token: str, *cluster_secrets: str) -> bool:
-    """By any of the secrets."""
+    """Whether a token is that of operators, by any of the secrets."""
     shown = token.encode()
     return any(hmac.compare_digest(shown, operator_token(secret).encode()) for secret in cluster_secrets if secret)
 
@@ -39,7 +41,7 @@ class Caller:
     role: str
     secret: bytes
 
-    def shown_to(self, path: str) -> tuple[str, str]:
+    def header_for(self, path: str) -> tuple[str, str]:
         """Return the header for a method (`/package.Service/Name`), which proves the role to that service alone."""
         service = path.lstrip("/").partition("/")[0]
         return CALLER, f"{self.role}:{_caller_proof(self.secret, self.role, service)}"
@@ -50,12 +52,14 @@ def _caller_proof(secret: bytes, role: str, service: str) -> str:
     return hmac.digest(secret, f"quire call 1\n{role}\n{service}".encode(), "sha256").hex()
 
 
-def role_shown(header: str, path: str, secrets: tuple[bytes, ...]) -> str:
+def proved_role(header: str, path: str, secrets: tuple[bytes, ...]) -> str:
     """Return the role that a caller of a method has proved; empty for none."""
-    role, _, proof_shown = header.partition(":")
+    role, _, digest = header.partition(":")
+    if role not in _ROLES:
+        return ""
     service = path.lstrip("/").partition("/")[0]
-    right = [hmac.compare_digest(proof_shown.encode(), _caller_proof(each, role, service).encode()) for each in secrets]
-    return role if any(right) else ""
+    proofs = [_caller_proof(secret, role, service) for secret in secrets]
+    return role if any(hmac.compare_digest(digest.encode(), proof.encode()) for proof in proofs) else ""
 
 
 def page_token(cluster_secret: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +29,7 @@ class Act:
 
 
 class Acts:
-    """Of all operators; the last 10,000 stay in Redis. Each is taken by one of the gateways."""
+    """Keeps the last 10,000 acts of all operators. One of the gateways takes each."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -39,33 +40,31 @@ class Acts:
         async with metadata_errors():
             await self._client.xadd(_KEY, fields, maxlen=_ACTS_MAX, approximate=True)
 
-    async def take(self, gateway: str, limit: int, *, again: bool = False) -> Sequence[Act]:
-        """Return acts that no gateway has taken; `again`: those that this one took and did not confirm."""
+    async def take(self, gateway: str, limit: int, *, unconfirmed: bool = False) -> Sequence[Act]:
+        """Return acts that no gateway has taken; `unconfirmed`: those that this gateway took and did not confirm."""
         async with metadata_errors():
             try:
-                found: Any = await self._client.xreadgroup(
-                    _GROUP, gateway, {_KEY: "0" if again else ">"}, count=limit, noack=False
+                streams: Any = await self._client.xreadgroup(
+                    _GROUP, gateway, {_KEY: "0" if unconfirmed else ">"}, count=limit
                 )
             except ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise
-                await self._client.xgroup_create(_KEY, _GROUP, id="0", mkstream=True)
+                with contextlib.suppress(ResponseError):  # another gateway creates it at this moment
+                    await self._client.xgroup_create(_KEY, _GROUP, id="0", mkstream=True)
                 return []
-        streams = found.values() if isinstance(found, dict) else [entries for _, entries in found]
-        return [_act(entry, fields) for page in streams for entry, fields in _flat(page)]
+            entries = [entry for _, page in streams for entry in page]
+            if trimmed := [number for number, fields in entries if not fields]:
+                await self._client.xack(_KEY, _GROUP, *trimmed)
+        return [_act(number, fields) for number, fields in entries if fields]
 
     async def confirm(self, acts: Sequence[Act]) -> None:
-        """They are in an audit log."""
+        """Record that an audit log has the acts."""
         if acts:
             async with metadata_errors():
                 await self._client.xack(_KEY, _GROUP, *(act.entry for act in acts))
 
 
-def _flat(page: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """RESP3 nests the entries of a stream once more."""
-    return page[0] if len(page) == 1 and isinstance(page[0], list) else page
-
-
-def _act(entry: bytes, fields: dict[bytes, bytes]) -> Act:
-    name, subject, by = (fields[each].decode(errors="replace") for each in (b"name", b"subject", b"by"))
-    return Act(entry.decode(), name, subject, by, int(entry.partition(b"-")[0]))
+def _act(number: bytes, fields: dict[bytes, bytes]) -> Act:
+    name, subject, by = (fields[field].decode(errors="replace") for field in (b"name", b"subject", b"by"))
+    return Act(number.decode(), name, subject, by, int(number.partition(b"-")[0]))

@@ -35,7 +35,10 @@ local function count(charged, objects, more)
     if redis.call('EXISTS', charged) == 0 then
         local bucket = string.sub(objects, 1, -1 - #'objects') -- the other keys are in its slot
         local function entry(_, raw) return ENTRY + size_of(raw) end
-        local sum = sum_of(objects, entry) + sum_of(bucket .. 'waste', function(_, size) return tonumber(size) end)
+        local function unremoved(blob, size) -- releases before 0.3 remove blobs without their waste
+            return redis.call('ZSCORE', bucket .. 'garbage', blob) and tonumber(size) or 0
+        end
+        local sum = sum_of(objects, entry) + sum_of(bucket .. 'waste', unremoved)
             + sum_of(bucket .. 'uploads', function(id) return ENTRY + sum_of(bucket .. 'parts:' .. id, entry) end)
         redis.call('SET', charged, string.format('%.0f', sum))
     end
@@ -66,8 +69,8 @@ end
 """
 )
 # KEYS: objects, keys, garbage, about, charged, waste. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there,
-# 4 when the old blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket,
-# -2 if a blob was removed meanwhile.
+# 4 when the old blobs may be removed, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such
+# bucket, -2 if a blob was removed concurrently.
 _PUT = (
     _COMMON
     + """
@@ -81,8 +84,8 @@ for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) e
 return 1
 """
 )
-# KEYS: objects, keys, garbage, charged, waste. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have.
-# Returns 1, 0 if there is none, -1 for another etag.
+# KEYS: objects, keys, garbage, charged, waste. ARGV: 1 key, 2 when its blobs may be removed, 3 "" or the etag it must
+# have. Returns 1, 0 if there is none, -1 for another etag.
 _DELETE = (
     _COMMON
     + """
@@ -97,7 +100,7 @@ return 1
 """
 )
 # KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs
-# may go, 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
+# may be removed, 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed concurrently.
 _PUT_PART = (
     _COMMON
     + """
@@ -114,8 +117,8 @@ return 1
 """
 )
 # KEYS: objects, keys, garbage, about, uploads, parts, completed, charged, waste. ARGV: 1 key, 2 packed, 3 expected, 4
-# when old blobs may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the
-# object is made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
+# when old blobs may be removed, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that
+# the object is made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
 _COMPLETE = (
     _COMMON
     + """
@@ -145,8 +148,8 @@ redis.call('SET', KEYS[7], etag_of(ARGV[2]) .. '\\n' .. ARGV[1], 'PX', ARGV[6])
 return 1
 """
 )
-# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was
-# there.
+# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 when its parts' blobs may be removed.
+# Whether it was there.
 _ABORT = (
     _COMMON
     + """
@@ -157,7 +160,7 @@ redis.call('DEL', KEYS[2])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 )
-# KEYS: about, garbage. ARGV: 1 blob, 2 when it may go. Whether the bucket is there.
+# KEYS: about, garbage. ARGV: 1 blob, 2 when it may be removed. Whether the bucket is there.
 _WILL_WRITE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
@@ -183,11 +186,11 @@ for _, blob in ipairs(ARGV) do
     redis.call('HDEL', KEYS[2], blob)
     redis.call('ZREM', KEYS[1], blob)
 end
-if size > 0 then redis.call('DECRBY', KEYS[3], string.format('%.0f', size)) end
+if size > 0 and redis.call('EXISTS', KEYS[3]) == 1 then redis.call('DECRBY', KEYS[3], string.format('%.0f', size)) end
 """
 # KEYS: objects, uploads, about, garbage, charged, waste, stored, parts of each upload. ARGV: 1 how many uploads the
-# caller knows of, 2 when their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0
-# if it has objects, -1 if it has other uploads by now.
+# caller knows of, 2 when their parts' blobs may be removed. Removes a bucket without objects, and its unfinished
+# uploads: 1, 0 if it has objects, -1 if it has other uploads by now.
 _DROP = (
     _COMMON
     + """
@@ -311,21 +314,20 @@ class Buckets:
             return int(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
 
     async def page(
-        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+        self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
     ) -> Page:
-        """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
+        """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `marker`.
 
-        `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
+        `past`: after all keys that begin with `marker`, too. Fewer than there are if some are deleted at this moment.
         The page ends at the first key with the `delimiter` behind the prefix; nothing but its name is read.
         """
         low = b"[" + prefix.encode()
-        if after and (after >= prefix or past):
-            low = b"(" + after.encode() + (b"\xff" if past else b"")
+        if marker and (marker >= prefix or past):
+            low = b"(" + marker.encode() + (b"\xff" if past else b"")
         high = b"(" + prefix.encode() + b"\xff" if prefix else b"+"
         names, objects = _of(tenant, bucket, "keys"), _of(tenant, bucket, "objects")
         async with metadata_errors():
-            found = await self._client.zrange(names, low, high, bylex=True, offset=0, num=limit)
-            every = cast(list[bytes], found)
+            every = cast(list[bytes], await self._client.zrange(names, low, high, bylex=True, offset=0, num=limit))
             keys = every[: _first_with(delimiter.encode(), every, len(prefix.encode()))]
             raws = cast(
                 list[bytes | None],
@@ -356,7 +358,7 @@ class Buckets:
                 await self._client.zadd(_of(tenant, bucket, "garbage"), dict.fromkeys(blobs, now_ms))
 
     async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None:
-        """Forget blobs that are gone; the tenant is charged for them no longer."""
+        """Forget removed blobs, and end their charge."""
         keys = [_of(tenant, bucket, name) for name in ("garbage", "waste", "charged")]
         if blobs:
             async with metadata_errors():
@@ -459,8 +461,8 @@ class Buckets:
 
 def _first_with(delimiter: bytes, keys: Sequence[bytes], start: int) -> int:
     """Return how many keys come before the first that has the delimiter from byte `start` on."""
-    found = (at for at, key in enumerate(keys) if delimiter and key.find(delimiter, start) >= 0)
-    return next(found, len(keys))
+    places = (at for at, key in enumerate(keys) if delimiter and key.find(delimiter, start) >= 0)
+    return next(places, len(keys))
 
 
 _UPLOADS_AT_ONCE: Final = 100

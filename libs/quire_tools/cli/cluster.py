@@ -128,7 +128,7 @@ def looking(folder: Path, gateway: str, admin: str) -> Iterator[Callable[[], Seq
         try:
             yield lambda: runner.run(operator.status())
         finally:
-            runner.run(operator.__aexit__())
+            runner.run(operator.close())
 
 
 def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:

@@ -20,7 +20,7 @@ _ACTS_AT_ONCE: Final = 100
 class TakenActs(Protocol):
     """See `quire_server.redis.Acts`."""
 
-    async def take(self, gateway: str, limit: int, *, again: bool = False) -> Sequence[Act]: ...
+    async def take(self, gateway: str, limit: int, *, unconfirmed: bool = False) -> Sequence[Act]: ...
     async def confirm(self, acts: Sequence[Act]) -> None: ...
 
 
@@ -41,16 +41,16 @@ class KeyActs:
         await tasks.end([self._task])
 
     async def _run(self) -> None:
-        again = True
+        unconfirmed = True  # of the process before this one
         while True:
             try:
-                acts = await self._acts.take(self._gateway, _ACTS_AT_ONCE, again=again)
+                acts = await self._acts.take(self._gateway, _ACTS_AT_ONCE, unconfirmed=unconfirmed)
                 for act in acts:
                     self._audit.act_elsewhere(act.name, act.subject, act.by, act.at_ms)
                 await self._acts.confirm(acts)
                 if acts:
                     continue
-                again = False
+                unconfirmed = False
             except QuireError as error:
                 logger().warning("acts of operators cannot be read", error=str(error))
             await self._clock.sleep(_LOOK_S)

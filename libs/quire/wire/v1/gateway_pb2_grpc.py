@@ -865,7 +865,7 @@ class AdminServiceServicer:
     """
 
     def Status(self, request, context):
-        """The members of the cluster, with what they do for which tenant.
+        """The members of the cluster, with the work of each for each tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -291,7 +291,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
-    """The members of the cluster, with what they do for which tenant."""
+    """The members of the cluster, with the work of each for each tenant."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
@@ -311,7 +311,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
-    """The members of the cluster, with what they do for which tenant."""
+    """The members of the cluster, with the work of each for each tenant."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
@@ -334,7 +334,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.StatusResponse, _abc.Awaitable[_gateway_pb2.StatusResponse]]:
-        """The members of the cluster, with what they do for which tenant."""
+        """The members of the cluster, with the work of each for each tenant."""
 
     @_abc_1.abstractmethod
     def SetPolicy(

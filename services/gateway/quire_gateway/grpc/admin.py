@@ -19,7 +19,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
     AdminServiceServicer,
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.admission import Admission, Need
+from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.key_derivation import KeyDerivation
 from quire_gateway.ports import ClusterSpans
@@ -46,10 +46,10 @@ class AdminServicer(AdminServiceServicer):
         self._orchestrator = orchestrator
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
-        with self._admission.admit(await self._admission.operator(context), Need()):
-            listing = orchestrator_pb2.ListNodesRequest()
-            listed = await call(self._orchestrator.ListNodes, listing, timeout_s=self._timeout_s)
-            return pb.StatusResponse(nodes=listed.nodes)
+        await self._admission.operator(context)
+        listing = orchestrator_pb2.ListNodesRequest()
+        listed = await call(self._orchestrator.ListNodes, listing, timeout_s=self._timeout_s)
+        return pb.StatusResponse(nodes=listed.nodes)
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         response: pb.SetPolicyResponse = await self._act(
@@ -77,21 +77,21 @@ class AdminServicer(AdminServiceServicer):
         return response
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
-        with self._admission.admit(await self._admission.operator(context), Need()):
-            self._admission.audit.act("Watch", request.after, None)
-            async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
-                async for page in pages:
-                    events = [convert.event_to(await self._with_clients_keys(event)) for event in page.events]
-                    yield pb.WatchResponse(events=events, cursor=page.cursor, lost=page.lost)
+        await self._admission.operator(context)
+        self._admission.audit.act("Watch", request.after, None)
+        async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                events = [convert.event_to(await self._with_clients_keys(event)) for event in page.events]
+                yield pb.WatchResponse(events=events, cursor=page.cursor, lost=page.lost)
 
     async def ListSpans(
         self, request: pb.ListClusterSpansRequest, context: Any
     ) -> AsyncIterator[pb.ListClusterSpansResponse]:
-        with self._admission.admit(await self._admission.operator(context), Need()):
-            self._admission.audit.act("ListSpans", request.trace_id, None)
-            async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
-                async for page in pages:
-                    yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
+        await self._admission.operator(context)
+        self._admission.audit.act("ListSpans", request.trace_id, None)
+        async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
+            async for page in pages:
+                yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
 
     async def _with_clients_keys(self, event: CacheEvent) -> CacheEvent:
         """Translate derived keys, unless the event has no namespace, as from a node of an earlier release."""
@@ -106,12 +106,12 @@ class AdminServicer(AdminServiceServicer):
     async def _act(self, method: Any, request: Any, context: Any, subject: Callable[[], str] = str) -> Any:
         """Forward an act to the orchestrator, and record it. `subject`: returns its object; called once admitted."""
         act, subject_of_act = type(request).__name__.removesuffix("Request"), ""
-        with self._admission.admit(await self._admission.operator(context), Need()):
-            try:
-                subject_of_act = subject()
-                response = await call(method, request, timeout_s=self._timeout_s)
-            except BaseException as error:  # also of an operator who has hung up
-                self._admission.audit.act(act, subject_of_act, error)
-                raise
+        await self._admission.operator(context)
+        try:
+            subject_of_act = subject()
+            response = await call(method, request, timeout_s=self._timeout_s)
+        except BaseException as error:  # also of an operator who has hung up
+            self._admission.audit.act(act, subject_of_act, error)
+            raise
         self._admission.audit.act(act, subject_of_act, None)
         return response

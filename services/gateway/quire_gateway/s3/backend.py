@@ -42,7 +42,7 @@ class Backend(Protocol):
         """None if there is no such key; `S3Error` NoSuchBucket if there is not even the bucket."""
 
     def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
-    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
+    async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
         """`delimiter`: the page may end at the first key that has it behind the prefix."""
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
@@ -89,11 +89,11 @@ class ObjectBackend:
             await self.check_there()
         return found
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
-        found = await self._buckets.page(*self._at, prefix, after, past, limit, delimiter)
-        if not found.last:
+    async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
+        page = await self._buckets.page(*self._at, prefix, marker, past, limit, delimiter)
+        if not page.last:
             await self.check_there()
-        return found
+        return page
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """In pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
@@ -134,15 +134,15 @@ class ObjectBackend:
         """`entry`: what to be, with the source's blobs; they are copied."""
         async with self._room(entry.size):
             blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
-            made = replace(
+            copied = replace(
                 entry,
                 blobs=tuple(blobs),
                 modified_s=self._clock.now_ms() / 1e3,
                 headers=described.headers,
                 metadata=described.metadata,
             )
-            await self._commit(made, expected)
-        return made
+            await self._commit(copied, expected)
+        return copied
 
     async def delete(self, key: str, etag: str) -> None:
         if await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag) < 0:

@@ -21,32 +21,32 @@ class Listing:
     truncated: bool = False
 
 
-async def list_objects(backend: Backend, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
-    """From after `after`, which may be a common prefix: then from after all keys that begin with it."""
+async def list_objects(backend: Backend, prefix: str, delimiter: str, marker: str, limit: int) -> Listing:
+    """List from after `marker`; if that is a common prefix, from after all keys that begin with it."""
     listing = Listing()
     if not limit:
         return listing
-    past = bool(delimiter) and after.startswith(prefix) and after.endswith(delimiter) and len(after) > len(prefix)
+    past = bool(delimiter) and marker.startswith(prefix) and marker.endswith(delimiter) and len(marker) > len(prefix)
     wanted = limit + 1
     while True:
-        page = await backend.page(prefix, after, past, wanted, delimiter)
+        page = await backend.page(prefix, marker, past, wanted, delimiter)
         jumped = False
-        for key, entry in [
-            *((each.key, each) for each in page.objects),
-            *([(page.common, None)] if page.common else []),
-        ]:
+        entries: list[tuple[str, StoredObject | None]] = [(entry.key, entry) for entry in page.objects]
+        if page.common:
+            entries.append((page.common, None))
+        for key, entry in entries:
             cut = key.find(delimiter, len(prefix)) if delimiter else -1
             if len(listing.objects) + len(listing.prefixes) == limit:
                 listing.truncated = True
                 return listing
             if entry is not None and cut < 0:
                 listing.objects.append(entry)
-                listing.last = after = key
+                listing.last = marker = key
                 past = False
                 continue
             common = key[: cut + len(delimiter)]
             listing.prefixes.append(common)
-            listing.last = after = common
+            listing.last = marker = common
             past = jumped = True
             break
         if not jumped:
@@ -55,5 +55,5 @@ async def list_objects(backend: Backend, prefix: str, delimiter: str, after: str
             if page.pause:
                 listing.last, listing.truncated = page.last, True
                 return listing
-            after, past = page.last, False
+            marker, past = page.last, False
         wanted = min(limit + 1, _AFTER_JUMP) if jumped else limit + 1

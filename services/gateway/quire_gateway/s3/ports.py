@@ -65,11 +65,11 @@ class Buckets(Protocol):
         """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
 
     async def page(
-        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int, delimiter: str = ""
+        self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
     ) -> Page:
-        """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
+        """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `marker`.
 
-        `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
+        `past`: after all keys that begin with `marker`, too. Fewer than there are if some are deleted at this moment.
         The page ends at the first key with the `delimiter` behind the prefix; nothing but its name is read.
         """
 

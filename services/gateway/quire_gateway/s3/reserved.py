@@ -122,7 +122,7 @@ class ChunkBackend:
         right = row is not None and (row["key"].tobytes(), row["namespace"].tobytes()) == (chunk.key, namespace)
         return row if right else None
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
+    async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
         """List chunks of one namespace in the order of their derived keys, by the headers of all chunk objects.
 
         A request looks at `_LOOKED_AT_MAX` objects or a few more, whether or not they are of the namespace. Its `last`
@@ -133,7 +133,7 @@ class ChunkBackend:
             return Page([], "", more=False)
         if past:
             raise S3Error("InvalidArgument", "Chunks are not grouped below their namespace")
-        place = await self._place(namespace, prefix, after)
+        place = await self._place(namespace, prefix, marker)
         entries: list[StoredObject] = []
         looked_at = 0
         for first in map("".join, product(_HEX, repeat=2)):
@@ -242,9 +242,9 @@ class LatentBackend:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int, delimiter: str = "") -> Page:
+    async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
         found: list[StoredObject] = []
-        async for entry in self._images.list(self._tenant, prefix, after + "\U0010ffff" if past else after):
+        async for entry in self._images.list(self._tenant, prefix, marker + "\U0010ffff" if past else marker):
             found.append(_latent_entry(entry))
             if len(found) >= limit:
                 break
