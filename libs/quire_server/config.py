@@ -35,7 +35,7 @@ _FOREIGN: Final = re.compile(
     r"|QUIRE_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_TCP(_\w+)?)?)$"  # Kubernetes' own, of a service's name
 )
 _PUBLIC_SECRETS: Final = frozenset({"a-public-secret-for-trials-never-for-production"})
-"""That manifests of earlier releases had."""
+"""Secrets in the manifests of earlier releases."""
 SECRET_BYTES_MIN: Final = 32
 """An access key and its secret are enough to try cluster secrets offline, so one that can be guessed is refused."""
 
@@ -128,13 +128,13 @@ class MemberConfig(ServiceConfig):
     )
 
     def problems(self) -> list[str]:
-        found = ServiceConfig.problems(self)
+        problems = ServiceConfig.problems(self)
         names = [field.name for field in dataclasses.fields(self) if field.name.endswith("listen")]
         addresses = [str(getattr(self, name)) for name in names if name != "metrics_listen"]
         is_public = bool(_PUBLIC_SECRETS & {self.cluster_secret, self.cluster_secret_also})
         if is_public and any(map(beyond_loopback, addresses)):
-            found.append("QUIRE_CLUSTER_SECRET: this one is public; `openssl rand -hex 32` makes another one")
-        return found
+            problems.append("QUIRE_CLUSTER_SECRET: this one is public; `openssl rand -hex 32` makes another one")
+        return problems
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
@@ -214,7 +214,7 @@ def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
 
 
 def value_of(name: str, source: Mapping[str, str]) -> str:
-    """Return a variable's value, or what the file has that its name with `_FILE` names; empty for neither.
+    """Return a variable's value, or the content of the file that its name with `_FILE` names; empty for neither.
 
     Raises `ConfigInvalid` for a file that cannot be read.
     """

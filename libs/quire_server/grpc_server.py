@@ -351,7 +351,10 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         return await first_message(requests)
 
     def _check(self, method: str, carrier: dict[str, str], context: Any) -> None:
-        """Raises `NotAllowed`, and `VersionUnsupported`, `Unauthenticated`, `SecretDiffers`, logged once a peer."""
+        """Check the caller's protocol and role.
+
+        Raises `NotAllowed`; `VersionUnsupported`, `Unauthenticated` and `SecretDiffers`, logged once for each peer.
+        """
         try:
             check_metadata(carrier)
             if self._check_role is not None:

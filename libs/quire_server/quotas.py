@@ -60,13 +60,13 @@ class Quotas:
         if not limit:
             yield
             return
-        ended_before = self._ended[tenant]
-        kept = await self._kept(tenant)
+        ended_bytes = self._ended[tenant]
+        stored_bytes = await self._kept(tenant)
         # Bytes whose reservation ended while this was read may be missing in it.
-        writing = self._reserved[tenant] + self._ended[tenant] - ended_before
-        if kept + writing + more_bytes > limit:
+        written_bytes = self._reserved[tenant] + self._ended[tenant] - ended_bytes
+        if stored_bytes + written_bytes + more_bytes > limit:
             raise QuotaExceeded(
-                f"{kept} bytes are stored and {writing} are being written, {limit} may be; "
+                f"{stored_bytes} bytes are stored and {written_bytes} are being written, {limit} may be; "
                 f"{more_bytes} more were to come"
             )
         self._reserved[tenant] += more_bytes

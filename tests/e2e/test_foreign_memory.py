@@ -51,8 +51,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("memory"), settings=TOKENS, arena_bytes=96 << 20) as made:
-        yield made
+    with LocalCluster(tmp_path_factory.mktemp("memory"), settings=TOKENS, arena_bytes=96 << 20) as running:
+        yield running
 
 
 @pytest_asyncio.fixture

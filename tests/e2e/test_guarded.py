@@ -465,11 +465,11 @@ async def test_what_a_tenant_has_stored_is_limited(guarded: Guarded) -> None:
             while await matched(0, client) + await matched(1, client) > 3 * CHUNKS // 4:
                 await asyncio.sleep(0.1)
         assert await matched(1, client) > await matched(0, client), "the coldest went first"
-        (state,) = [each for each in (await operator.policies()).tenants if each.policy.stored_bytes_max]
+        (state,) = [tenant for tenant in (await operator.policies()).tenants if tenant.policy.stored_bytes_max]
         assert (state.kept_bytes, len(state.namespaces)) == (size // 4 + 2 * ENTRY_BYTES, 2), "a bucket and an object"
         answer = await s3_signing.answered(403, "PUT", f"{url}/more", key, body=bytes(size))
         assert b"<Code>QuotaExceeded</Code>" in answer
-        (state,) = [each for each in (await operator.policies()).tenants if each.policy.stored_bytes_max]
+        (state,) = [tenant for tenant in (await operator.policies()).tenants if tenant.policy.stored_bytes_max]
         room = state.kept_bytes + 3 * size // 4 + ENTRY_BYTES
         await operator.set_tenant(name="hoarder", stored_bytes_max=room)
         await s3_signing.answered(200, "PUT", f"{url}/kept2", key, body=bytes(3 * size // 4))

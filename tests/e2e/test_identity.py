@@ -26,8 +26,8 @@ from tests.e2e.tenants import TOKENS, Tenant, two_tenants
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("identity")
-    with LocalCluster(folder, settings=TOKENS, arena_bytes=96 << 20) as made:
-        yield made
+    with LocalCluster(folder, settings=TOKENS, arena_bytes=96 << 20) as running:
+        yield running
 
 
 @pytest_asyncio.fixture

@@ -209,17 +209,17 @@ def test_engines_are_named_by_namespace_and_pod() -> None:
 
 
 def test_services_connect_to_known_ports_only() -> None:
-    """To each other and to engines at any port; elsewhere to those of names, Redis, object stores and collectors."""
+    """Any port of each other and of engines; elsewhere the ports of names, Redis, object stores and collectors."""
     policy = _policy("quire-outwards")
     assert policy["policyTypes"] == ["Egress"]
-    *others, anywhere = policy["egress"]
-    assert all("to" in rule for rule in others) and "to" not in anywhere
+    *inside, anywhere = policy["egress"]
+    assert all("to" in rule for rule in inside) and "to" not in anywhere
     ports = (443, 6379, 26379, 4317, 7070, 8000, 9000)
     assert anywhere["ports"] == [{"port": port, "protocol": "TCP"} for port in ports]
 
 
 def _policy(name: str) -> dict[str, Any]:
-    return next(each["spec"] for each in built("base") if each["metadata"]["name"] == name)
+    return next(policy["spec"] for policy in built("base") if policy["metadata"]["name"] == name)
 
 
 def test_engines_reach_the_data_plane_whatever_else_they_are() -> None:

@@ -1,4 +1,4 @@
-"""Trials start, and are open to other hosts only where their configuration says so."""
+"""Trials start, and are open to other hosts only where they are configured to be."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_secret_is_read_from_a_file(tmp_path: Path) -> None:
     file.write_text("f" * SECRET_BYTES_MIN + "\n")
     named = {"QUIRE_CLUSTER_SECRET_FILE": str(file)}
     assert load(StorageConfig, PREFIX, named).cluster_secret == "f" * SECRET_BYTES_MIN
-    both = named | {"QUIRE_CLUSTER_SECRET": "v" * SECRET_BYTES_MIN}
-    assert load(StorageConfig, PREFIX, both).cluster_secret == "v" * SECRET_BYTES_MIN
+    variables = named | {"QUIRE_CLUSTER_SECRET": "v" * SECRET_BYTES_MIN}
+    assert load(StorageConfig, PREFIX, variables).cluster_secret == "v" * SECRET_BYTES_MIN
     with pytest.raises(ConfigInvalid, match=r"QUIRE_CLUSTER_SECRET_FILE=.*cannot be read"):
         load(StorageConfig, PREFIX, {"QUIRE_CLUSTER_SECRET_FILE": str(tmp_path / "none")})
 

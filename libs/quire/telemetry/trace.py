@@ -27,8 +27,8 @@ def headers(context: Context | None = None) -> dict[str, str]:
 def entry(carrier: Mapping[str, str], *, strangers: bool = False) -> tuple[Context, list[Link]]:
     """Return the context of a request's span, and its links. The span continues the trace that the headers name.
 
-    `strangers`: the headers are a tenant's. The span begins a trace that is linked to the tenant's, so that nobody
-    outside decides what is recorded, or writes into another trace.
+    `strangers`: the headers are a tenant's. The span begins a trace that is linked to the tenant's, so that a tenant
+    neither chooses the recorded requests nor writes into another trace.
     """
     context = _PROPAGATOR.extract(dict(carrier), Context())
     if not strangers:

@@ -166,7 +166,7 @@ def window(view: Bytes, offset: int, length: int, field: str) -> Bytes:
 
 
 def wait_in_thread(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop run `work`, and wait for its end in a thread that copies. Raises what it raises."""
+    """Have the loop run `work`, and wait for its end in a thread that copies. Raises the errors of `work`."""
     asyncio.run_coroutine_threadsafe(work, loop).result()
 
 

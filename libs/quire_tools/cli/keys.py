@@ -110,8 +110,8 @@ def rm(
     folder: Folder = _FOLDER,
 ) -> None:
     """Delete a key."""
-    gone = _run(folder, lambda keys: keys.delete(name), "DeleteKey", lambda gone: name if gone else "")
-    console.print(f"{name}: {'deleted' if gone else 'there was none'}")
+    existed = _run(folder, lambda keys: keys.delete(name), "DeleteKey", lambda existed: name if existed else "")
+    console.print(f"{name}: {'deleted' if existed else 'there was none'}")
 
 
 @keys_app.command()

@@ -218,7 +218,7 @@ def _authorization_of(context: Any) -> str:
 
 
 def _check(principal: Principal, need: Need) -> None:
-    """Compare what a request needs with what its caller may do. Raises `NotAllowed`."""
+    """Check a request against its caller's rights. Raises `NotAllowed`."""
     if need.write and principal.read_only:
         raise NotAllowed("this key only reads", field=AUTHORIZATION)
     salts = principal.salts

@@ -70,10 +70,10 @@ class ImageDesk:
                 except QuotaExceeded:
                     await self._catalogue.refused(entry.record_name)
                     raise
-            before = await self._catalogue.put(tenant, entry, expected)
-        if before is not None:
-            await self._release(before)
-        return before is not None
+            replaced = await self._catalogue.put(tenant, entry, expected)
+        if replaced is not None:
+            await self._release(replaced)
+        return replaced is not None
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
