@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -27,6 +27,7 @@ from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
 from quire_server.callers import CheckRole, check_caller, check_certificate, is_of_any_member
 from quire_server.connections import HANDSHAKE_S, LISTENER_SHARE, connections_max
+from quire_server.core.shares import SharedBound
 from quire_server.telemetry.metrics import readiness
 from quire_server.unauthenticated import SideServices, first_message
 
@@ -39,6 +40,9 @@ _IDLE_MS: Final = 600_000
 _PING_MS: Final = 60_000
 _PING_TIMEOUT_MS: Final = 20_000
 _ROUNDS: Final = 50
+_RETRY_S: Final = 0.1
+_UNSHARED_MAX: Final = 1024
+"""Calls above the bound that tenants share: those that are being authenticated or refused."""
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
@@ -51,6 +55,13 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
 ]
 
 
+class Authenticated(Protocol):
+    """A caller whose credentials are valid."""
+
+    @property
+    def tenant(self) -> str: ...
+
+
 class Server:
     """A gRPC server with everything that each of Quire's has.
 
@@ -59,9 +70,10 @@ class Server:
     `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
     run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
     know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
-    before its request is read. Without it, and without TLS, members are served alone, by a header with their role and
-    its proof; `accept_unproven`: callers without that header, too. `strangers`: callers are tenants, whose traces are
-    linked and not continued. `share`: of the process' descriptors, for connections.
+    before its request is read; tenants then share `requests_max`, and `sessions_max` sessions come on top. Without it,
+    and without TLS, members are served alone, by a header with their role and its proof; `accept_unproven`: callers
+    without that header, too. `strangers`: callers are tenants, whose traces are linked and not continued. `share`: of
+    the process' descriptors, for connections.
     """
 
     def __init__(
@@ -70,12 +82,13 @@ class Server:
         services: Sequence[str],
         *,
         requests_max: int = 1024,
+        sessions_max: int = 0,
         tls: Tls | None = None,
         public: bool = False,
         connection_age_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         secrets: Sequence[bytes] = (),
-        authenticate: Callable[[Any], Awaitable[object]] | None = None,
+        authenticate: Callable[[Any], Awaitable[Authenticated]] | None = None,
         accept_unproven: bool = False,
         strangers: bool = False,
         share: float = LISTENER_SHARE,
@@ -88,7 +101,8 @@ class Server:
             check = None if public else check_certificate
         elif secrets and authenticate is None:
             check = partial(check_caller, tuple(secrets), accept_unproven)
-        edge = _EdgeInterceptor(services, authenticate, check, Served(services, on_failure, strangers=strangers))
+        served, room = Served(services, on_failure, strangers=strangers), SharedBound(requests_max)
+        edge = _EdgeInterceptor(services, authenticate, check, served, room)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -102,7 +116,7 @@ class Server:
         self.grpc = grpc.aio.server(
             interceptors=[edge],
             options=options,
-            maximum_concurrent_rpcs=requests_max,
+            maximum_concurrent_rpcs=requests_max + (sessions_max + _UNSHARED_MAX if authenticate is not None else 0),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
         add_TraceServiceServicer_to_server(trace_service.TraceServicer(secrets), self.grpc)
@@ -264,17 +278,19 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     def __init__(
         self,
         services: Sequence[str],
-        authenticate: Callable[[Any], Awaitable[object]] | None,
+        authenticate: Callable[[Any], Awaitable[Authenticated]] | None,
         check_role: CheckRole | None,
         served: Served,
+        room: SharedBound,
     ) -> None:
-        """`check_role`: refuses members whose role may not call a method."""
+        """`check_role`: refuses members whose role may not call a method. `room`: for authenticated requests."""
         self._authenticate = authenticate
         self._guarded = tuple(f"/{service}/" for service in services) if authenticate is not None else ()
         self._aside = SideServices(_abort)
         self._check_role = check_role
         self._unfit: set[str] = set()
         self._served = served
+        self._room = room
 
     async def intercept_service(
         self,
@@ -309,8 +325,10 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             with self._served.request(method, carrier) as serving:
                 try:
                     self._check(method, carrier, context)
-                    request = await self._let_in(request, context) if guarded else request
-                    return await behaviour(request, context)
+                    if not guarded:
+                        return await behaviour(request, context)
+                    async with self._let_in(request, context) as admitted:
+                        return await behaviour(admitted, context)
                 except Exception as error:
                     await _abort(context, serving.failed(error))
 
@@ -323,9 +341,11 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             with self._served.request(method, carrier) as serving:
                 try:
                     self._check(method, carrier, context)
-                    request = await self._let_in(request, context) if guarded else request
-                    async for response in behaviour(request, context):
-                        yield response
+                    async with (
+                        self._let_in(request, context) if guarded else contextlib.nullcontext(request) as admitted
+                    ):
+                        async for response in behaviour(admitted, context):
+                            yield response
                 except Exception as error:
                     await _abort(context, serving.failed(error))
 
@@ -344,11 +364,17 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
 
         return call
 
-    async def _let_in(self, requests: AsyncIterator[Any], context: Any) -> Any:
-        """The request of a caller that its headers authenticate."""
+    @contextlib.asynccontextmanager
+    async def _let_in(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Yield the request of a caller that its headers authenticate, within its tenant's share of requests."""
         assert self._authenticate is not None
-        await self._authenticate(context)
-        return await first_message(requests)
+        tenant = (await self._authenticate(context)).tenant
+        if not self._room.take(tenant):
+            raise errors.TooManyRequests(f"{self._room.taken} requests are running", retry_after_s=_RETRY_S)
+        try:
+            yield await first_message(requests)
+        finally:
+            self._room.give_back(tenant)
 
     def _check(self, method: str, carrier: dict[str, str], context: Any) -> None:
         """Check the caller's protocol and role.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from quire_server.core.fair_queue import FairQueue
+from quire.model.fair_queue import FairQueue
 
 
 class FairTurns:

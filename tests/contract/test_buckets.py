@@ -52,9 +52,7 @@ class Scene:
         buckets: ports.Buckets = Buckets(client) if client is not None else MemoryBuckets()
         self.buckets: Any = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
-        self.backends = Backends(
-            buckets=self.buckets, blobs=self.blobs, reserved={}, clock=self.clock, whole_bodies=asyncio.Semaphore(1)
-        )
+        self.backends = Backends(buckets=self.buckets, blobs=self.blobs, reserved={}, clock=self.clock)
         self.backend = ObjectBackend("t", "b", buckets=self.buckets, blobs=self.blobs, clock=self.clock)
 
     async def read(self, key: str) -> bytes:

@@ -20,6 +20,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
+from quire_gateway.s3.reserved import WHOLE_BODIES
 from quire_server.redis import AccessKeys, connect
 from quire_server.redis.access import Grant, Level
 from quire_tools.local import LocalCluster
@@ -193,6 +194,22 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
     assert (await request("GET", f"{scene.url}/quire-latents/cat", scene.key))[2] == record
     assert np.array_equal((await ImageClient(client).get_latent("cat"))[0], values)
     assert (await request("PUT", f"{scene.url}/quire-latents/dog", scene.key, body=record[:-1]))[0] == 400
+
+
+async def test_latents_go_by_rdma_at_the_same_time(scene: Scene, client: QuireClient) -> None:
+    """More of them than there are turns to hold an object in memory."""
+    values = np.random.default_rng(2).normal(size=(4, 8, 8)).astype(np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("x"), 32, 32))
+    archive = {"x-amz-meta-allow-unknown-vae": "1"}
+    assert (await request("PUT", f"{scene.url}/quire-latents/fox", scene.key, archive, record))[0] == 200
+    targets = [client.allocate(len(record)) for _ in range(3 * WHOLE_BODIES)]
+    tokens = [{"x-amz-rdma-token": target.target().to_token()} for target in targets]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(
+            *(request("GET", f"{scene.url}/quire-latents/fox", scene.key, token) for token in tokens)
+        )
+    assert [status for status, _, _ in answers] == [200] * len(targets)
+    assert all(target.view is not None and target.view.tobytes() == record for target in targets)
 
 
 async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> None:

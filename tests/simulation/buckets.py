@@ -336,7 +336,6 @@ class BucketLoad:
             blobs=cluster.blobs,
             reserved={},
             clock=_Tomorrow(),  # type: ignore[arg-type]
-            whole_bodies=asyncio.Semaphore(1),
         )
         backend = self._backend(backends)
         for upload in await backend.uploads():

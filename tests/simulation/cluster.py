@@ -39,7 +39,7 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.key_derivation import SameKeys
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
-from quire_gateway.s3.backends import WHOLE_BODIES, Backends
+from quire_gateway.s3.backends import Backends
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator
@@ -386,7 +386,6 @@ class Cluster:
             blobs=self.blobs,
             reserved={},
             clock=SimClock(self.loop, process),
-            whole_bodies=asyncio.Semaphore(WHOLE_BODIES),
         )
 
         async def sweep() -> None:

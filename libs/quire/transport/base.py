@@ -103,8 +103,8 @@ class Peer(Protocol):
     ) -> None:
         """Read from the peer's memory."""
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
-        """Ordered payloads from `region` into `remote`."""
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
+        """Ordered payloads from `region` into `remote`. At threads that copy, tenants take turns."""
 
     def send(self, message: bytes) -> None:
         """A short message."""

@@ -7,13 +7,13 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, TargetInvalid
+from quire.transport.fair_threads import FairThreads
 
 Result = TypeVar("Result")
 Bytes = npt.NDArray[np.uint8]
@@ -30,13 +30,14 @@ class Hearer(Protocol):
 
 
 class CopyStream:
-    """One stream's copies. At most one thread is at it at a time; streams take turns."""
+    """The copies of a stream, by one thread at a time. Tenants take turns at the threads, as do streams of a tenant."""
 
-    def __init__(self, peer: Hearer, threads: ThreadPoolExecutor, source: Bytes, target: Bytes) -> None:
+    def __init__(self, peer: Hearer, threads: FairThreads, source: Bytes, target: Bytes, tenant: str = "") -> None:
         self._peer = peer
         self._threads = threads
         self._source = source
         self._target = target
+        self._tenant = tenant
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._jobs: deque[tuple[int, Callable[[], None]]] = deque()
@@ -142,7 +143,7 @@ class CopyStream:
 
     def _submit(self) -> None:
         try:
-            self._threads.submit(self._work)
+            self._threads.submit(self._tenant, self._work)
         except RuntimeError:  # the transport was closed
             with self._lock:
                 self._error, self._running = PeerLost("the transport was closed"), False

@@ -151,7 +151,7 @@ class MemoryPeer:
         target[:] = remote.window(remote_offset, length)
         await asyncio.sleep(0)
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(remote, MemoryRemote)
         return MemoryStream(self, region, remote)
 

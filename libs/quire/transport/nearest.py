@@ -252,9 +252,9 @@ class NearestPeer:
         here = _here(region, remote)
         await self._at(remote).get(here, offset, length, remote.at, remote_offset, timeout_s=timeout_s)
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(remote, _Remote)
-        return self._at(remote).stream(_here(region, remote), remote.at)
+        return self._at(remote).stream(_here(region, remote), remote.at, tenant)
 
     def send(self, message: bytes) -> None:
         """By UCX once that is in use: behind what it has under way."""

@@ -37,6 +37,7 @@ from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, PeerLost, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 from quire.transport.copying import CopyStream, to_its_end, window
+from quire.transport.fair_threads import FairThreads
 from quire.transport.liveness import Liveness
 from quire.transport.unix_socket import Connection, Message, connected, listening, swept
 
@@ -158,6 +159,7 @@ class SharedMemoryTransport:
         """Raises `ConfigInvalid` for a folder that cannot be used."""
         self.loop = asyncio.get_running_loop()
         self.threads = ThreadPoolExecutor(min(_THREADS_MAX, os.cpu_count() or 1), thread_name_prefix="quire-copy")
+        self.turns = FairThreads(self.threads)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.folder.stat().st_uid not in {*self._uids, 0}:
@@ -295,9 +297,9 @@ class SharedPeer:
         reading.add_done_callback(self._reads.discard)
         await to_its_end(reading)
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(region, SharedRegion) and isinstance(remote, SharedRemote)
-        stream = CopyStream(self, self._transport.threads, region.view, remote.view)
+        stream = CopyStream(self, self._transport.turns, region.view, remote.view, tenant)
         self._streams.add(stream)
         return stream
 

@@ -167,7 +167,7 @@ class UcxPeer:
                 cast(pyucx.Memory, region), offset, length, cast(pyucx.RemoteMemory, remote), remote_offset, timeout_s
             )
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         with _translated():
             stream = self._endpoint.stream(cast(pyucx.Memory, region), cast(pyucx.RemoteMemory, remote), _MESSAGE_ID)
         return UcxStream(stream, gathers=self._gathers)

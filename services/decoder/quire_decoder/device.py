@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.fair_queue import FairQueue
 from quire.model.latents import LatentInfo
 from quire.telemetry import background
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels, VaeRunner
-from quire_server.core.fair_queue import FairQueue
 
 Latent = npt.NDArray[np.float32]
 _Kind = tuple[Any, ...]

@@ -80,7 +80,9 @@ class GatewayConfig(MemberConfig):
     control_timeout_s: float = setting(5.0, "deadline of look-ups and other short requests", minimum=0.01)
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
-    requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
+    requests_max: int = setting(
+        1024, "gRPC requests at the same time, which tenants share; more are refused", minimum=1
+    )
     sessions_max: int = setting(
         1024, "clients' sessions at the same time; tenants share them, and more are refused", minimum=1
     )

@@ -59,10 +59,10 @@ from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.access import LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.backend import Backend
-from quire_gateway.s3.backends import WHOLE_BODIES, Backends
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
-from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
+from quire_gateway.s3.reserved import WHOLE_BODIES, ChunkBackend, LatentBackend
 from quire_gateway.single import SingleReads
 from quire_gateway.vaes import KnownVaes
 from quire_gateway.warming import Warming
@@ -89,6 +89,7 @@ from quire_server.redis import (
 )
 from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_channels, member_tls, run_service, serve_member
+from quire_server.turns import FairTurns
 
 _MESSAGE_BYTES_MAX: Final = 8 << 20
 """Of a client's request: 65,536 keys are 2 MiB, and as many tokens as may be sent 5 MiB."""
@@ -120,11 +121,15 @@ def _s3_frontend(
 ) -> S3Frontend:
     authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
-    whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
+    whole_bodies = FairTurns(WHOLE_BODIES)
     index, guarded = GrpcChunkIndex(config, channels), config.asks_for_tokens
     reserved: dict[str, Callable[[str], Backend]] = {
-        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, boundary.derivation, whole_bodies),
-        LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
+        CHUNKS_BUCKET: lambda tenant: ChunkBackend(
+            chunks, index, boundary.derivation, partial(whole_bodies.turn, tenant)
+        ),
+        LATENTS_BUCKET: lambda tenant: LatentBackend(
+            images, tenant if guarded else "", partial(whole_bodies.turn, tenant)
+        ),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     buckets = Buckets(redis)
@@ -134,7 +139,6 @@ def _s3_frontend(
         blobs=blobs,
         reserved=reserved,
         clock=clock,
-        whole_bodies=whole_bodies,
         quotas=quotas,
         upload_s=config.s3_upload_days * 86_400,
     )
@@ -185,7 +189,8 @@ def _listeners(
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
     public = partial(
         Server,
-        requests_max=config.requests_max + config.sessions_max,
+        requests_max=config.requests_max,
+        sessions_max=config.sessions_max,
         connection_age_s=config.connection_age_s,
         message_bytes_max=_MESSAGE_BYTES_MAX,
         authenticate=admission.caller,

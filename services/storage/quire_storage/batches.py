@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +20,7 @@ from quire.model.errors import ChunkMissing, CorruptData
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport.copying import wait_in_thread
+from quire.transport.fair_threads import FairThreads
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, Carried, places, unheard, verification
@@ -42,7 +42,7 @@ class Reading:
 
     tiers: Tiers
     ring: Ring | None
-    threads: Executor
+    threads: FairThreads
     heal: Healer
     prepared: PreparedRuns = field(default_factory=PreparedRuns)
 
@@ -66,8 +66,11 @@ class Reading:
 class Promotion:
     """Copies on a drive, read into slots of their own, each layer once, for every delivery that wants them."""
 
-    def __init__(self, reading: Reading, number: int, copies: Sequence[Copy], places: Sequence[MemoryPlace]) -> None:
+    def __init__(
+        self, reading: Reading, number: int, copies: Sequence[Copy], places: Sequence[MemoryPlace], tenant: str
+    ) -> None:
         self.number = number
+        self._tenant = tenant
         self._reading = reading
         self._copies = copies
         self._bases = np.array([place.offset for place in places], dtype=np.int64)
@@ -103,9 +106,8 @@ class Promotion:
         assert reading.ring is not None, "what is on a drive is read through the ring"
         with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
             await reading.ring.read(self._source.layer(layer), due_s)
-        loop = asyncio.get_running_loop()
-        arena = reading.tiers.arena.view
-        bad = await loop.run_in_executor(reading.threads, self._verify, arena, layer, shift, unheard)
+        verify = partial(self._verify, reading.tiers.arena.view, layer, shift, unheard)
+        bad = await asyncio.wrap_future(reading.threads.submit(self._tenant, verify))
         if bad:
             await reading.mend(self._copies, self._bases + shift, layer, bad)
         self._sound.add(layer)
@@ -121,11 +123,11 @@ class Promotions:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def join(
-        self, reading: Reading, copies: Sequence[Copy], *, asked: bool = False
+        self, reading: Reading, copies: Sequence[Copy], tenant: str = "", *, asked: bool = False
     ) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
         """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to.
 
-        `asked`: a client has asked for them to be in memory.
+        `tenant`: takes the turns at the threads that verify. `asked`: a client has asked for them to be in memory.
         """
         ticket, found = reading.tiers.promote(copies, asked=asked)
         groups: dict[int, list[Copy]] = {}
@@ -141,7 +143,7 @@ class Promotions:
                 continue
             if number not in self._running:
                 places = [found[copy.number][1] for copy in mine]
-                self._running[number] = Promotion(reading, number, mine, places)
+                self._running[number] = Promotion(reading, number, mine, places, tenant)
             self._users[number] = self._users.get(number, 0) + 1
         return ticket, {each: (self._running[number], place) for each, (number, place) in found.items()}
 
@@ -246,8 +248,10 @@ class Batches:
         copies: Sequence[Copy],
         *,
         copied: bool = False,
+        tenant: str = "",
     ) -> None:
         self._reading = reading
+        self._tenant = tenant
         self._copied = copied
         self._arena = reading.tiers.arena
         self._promotions = promotions
@@ -325,8 +329,8 @@ class Batches:
         return ReadyBatch(batch, layer, shift, block)
 
     async def _verify(self, batch: Batch, layer: int, shift: int, sound: Callable[[int], None]) -> None:
-        loop, arena = asyncio.get_running_loop(), self._arena.view
-        bad = await loop.run_in_executor(self._reading.threads, batch.plan.corrupt, arena, layer, shift, sound)
+        verify = partial(batch.plan.corrupt, self._arena.view, layer, shift, sound)
+        bad = await asyncio.wrap_future(self._reading.threads.submit(self._tenant, verify))
         if bad:
             await self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
 
@@ -371,7 +375,7 @@ class Batches:
         if mine[0].memory is not None:
             places = [copy.memory for copy in mine if copy.memory is not None]
             return [self._placed(copies, start, stop, places, None)]
-        ticket, promoted = self._promotions.join(self._reading, mine)
+        ticket, promoted = self._promotions.join(self._reading, mine, self._tenant)
         self._joined += [
             (ticket, promotion) for promotion in {id(each): each for each, _ in promoted.values()}.values()
         ]

@@ -165,6 +165,7 @@ class Delivery:
                 call.ranges,
                 self._copies,
                 copied=memory is not None,
+                tenant=self._tenant.tenant,
             )
         except BaseException:
             remote.close()
@@ -173,7 +174,7 @@ class Delivery:
         failure = None
         self.settled = False
         try:
-            stream = peer.stream(parts.region, remote)
+            stream = peer.stream(parts.region, remote, self._tenant.tenant)
             failure = await self._attempt(stream, memory, peer, batches, span)
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
                 self.settled = await self._quiesce(stream, peer, complete=failure is None)

@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +25,7 @@ from quire.model.layout import KvLayout
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
+from quire.transport.fair_threads import FairThreads
 from quire_storage.core.checksums import Checksums, slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import Extent, extents
@@ -93,7 +93,7 @@ async def pull(
     region: Region,
     transport: Transport,
     produced: ProducedLayers,
-    threads: Executor,
+    threads: FairThreads,
     timeout_s: float,
     now_ms: int,
 ) -> list[Chunk]:
@@ -137,7 +137,7 @@ class _Pulling:
     """Layers into slots; their checksums are taken in a thread, while the next ones are read."""
 
     def __init__(
-        self, call: IngestCall, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: Executor
+        self, call: IngestCall, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: FairThreads
     ) -> None:
         self._call = call
         self._slots = slots
@@ -167,7 +167,7 @@ class _Pulling:
         else:
             await self._read(first, stop)
             work = partial(self._sum, first, stop)
-        self._working.append(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        self._working.append(asyncio.wrap_future(self._threads.submit(self._call.tenant, work)))
         if len(self._working) > 1:
             await self._take()
 

@@ -10,6 +10,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.nodes import Node, StorageInfo
 from quire.telemetry import background, logger
 from quire.transport import LayerProduced, Stalled, Transport, decode_message
+from quire.transport.fair_threads import FairThreads
 from quire_server import tasks
 from quire_server.heartbeat import ClusterNews
 from quire_storage.arena import Arena
@@ -119,6 +120,7 @@ class StorageNode:
         config, tiers = self._config, self._tiers
         region = self._transport.register(arena.view)
         self._build_copies()
+        turns = FairThreads(self._threads)
         self._integrity = Integrity(
             tiers=tiers, ring=self._ring, threads=self._threads, clock=self._clock, copies=self._replicator.copies
         )
@@ -129,14 +131,14 @@ class StorageNode:
             region=region,
             replicator=self._replicator,
             produced=self._produced,
-            threads=self._threads,
+            threads=turns,
             clock=self._clock,
             is_quarantined=self._integrity.is_quarantined,
         )
         reading = Reading(
             tiers=tiers,
             ring=self._ring,
-            threads=self._threads,
+            threads=turns,
             heal=self._integrity.heal,
         )
         self._parts = DeliveryParts(

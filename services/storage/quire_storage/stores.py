@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
 from typing import Final
 
 from quire.model.durability import Durability, OnExisting
@@ -14,6 +13,7 @@ from quire.model.errors import DeadlineExceeded, NotImplementedHere, PeerLost, Q
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, counter, logger, names, tracer
 from quire.transport import Quiesced, Region, Transport
+from quire.transport.fair_threads import FairThreads
 from quire.transport.messages import encode_message
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
@@ -40,7 +40,7 @@ class Stores:
         region: Region,
         replicator: Replicator,
         produced: ProducedLayers,
-        threads: Executor,
+        threads: FairThreads,
         clock: Clock,
         is_quarantined: Callable[[bytes], bool] = lambda key: False,
     ) -> None:

@@ -18,6 +18,7 @@ from quire.model.errors import ChunkMissing
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
+from quire.transport.fair_threads import FairThreads
 from quire_server.clock import SystemClock
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions, Reading
@@ -148,7 +149,7 @@ class Engine:
         self.reading = Reading(
             tiers=self.tiers,
             ring=self.ring,
-            threads=self._threads,
+            threads=FairThreads(self._threads),
             heal=self.integrity.heal,
         )
         return self

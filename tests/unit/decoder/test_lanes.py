@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model.errors import ResourceExhausted
+from quire.model.fair_queue import FairQueue
 from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
 from quire_decoder.lanes import EncodingLanes
 from quire_decoder.ports import Pixels
-from quire_server.core.fair_queue import FairQueue
 from quire_server.turns import FairTurns
 
 PIXELS = np.zeros((8, 8, 3), dtype=np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def _object() -> bytes:
 async def test_slow_bodies_hold_no_turns() -> None:
     """Four clients that send nothing, and turns for one: the next one's chunk is stored at once."""
     chunks, described = _Chunks(), Described({}, {})
-    backend = ChunkBackend(chunks, _Index(), SameKeys(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), SameKeys(), contextlib.nullcontext)
     slow = [
         asyncio.create_task(backend.put(_NAME, _body(_Content(b"", slow=True), 9000), described, "")) for _ in range(4)
     ]
@@ -104,7 +105,7 @@ async def test_slow_bodies_hold_no_turns() -> None:
 async def test_a_damaged_object_is_not_passed_on(at: int) -> None:
     """Finding 8: a flipped bit in a layer, and the client gets no byte of that layer."""
     chunks, raw = _Chunks(), bytearray(_object())
-    backend = ChunkBackend(chunks, _Index(), SameKeys(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), SameKeys(), contextlib.nullcontext)
     chunks.objects[_KEY] = bytes(raw)
     entry = await backend.head(_NAME)
     assert entry is not None

@@ -13,7 +13,7 @@ from quire.transport.copying import CopyStream
 class _AtOnce:
     """In the place of threads: one that is always done before the loop looks."""
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, tenant: str, work: Callable[[], None]) -> None:
         work()
 
 

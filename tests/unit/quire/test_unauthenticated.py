@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -15,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from quire.model.errors import Unauthenticated
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub, add_GatewayServiceServicer_to_server
-from quire_server import unauthenticated
+from quire_server import grpc_server, unauthenticated
 from quire_server.grpc_server import Server
 
 _PLACES = 100
@@ -36,13 +37,21 @@ class _Gateway:
         return self.Status
 
 
-async def _authenticate(context: Any) -> None:
-    if _KNOWN[0] not in tuple(tuple(each) for each in context.invocation_metadata()):
+@dataclass(frozen=True)
+class _Caller:
+    tenant: str
+
+
+async def _authenticate(context: Any) -> _Caller:
+    headers = dict(map(tuple, context.invocation_metadata()))
+    if headers.get("authorization") != "Bearer known":
         raise Unauthenticated("unknown")
+    return _Caller(str(headers.get("tenant", "")))
 
 
 @pytest_asyncio.fixture
-async def channel() -> AsyncIterator[grpc.aio.Channel]:
+async def channel(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[grpc.aio.Channel]:
+    monkeypatch.setattr(grpc_server, "_UNSHARED_MAX", 0)
     server = Server("127.0.0.1:0", ["quire.v1.GatewayService"], requests_max=_PLACES, authenticate=_authenticate)
     add_GatewayServiceServicer_to_server(cast(Any, _Gateway()), server.grpc)
     await server.start()
@@ -136,3 +145,22 @@ async def test_a_request_that_cannot_be_decoded_is_invalid(channel: grpc.aio.Cha
     with pytest.raises(grpc.aio.AioRpcError, match="cannot be decoded") as refused:
         await call(b"\xff\xff\xff", timeout=10, metadata=_KNOWN)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_tenant_leaves_half_of_the_requests_to_others(channel: grpc.aio.Channel) -> None:
+    """Requests that are authenticated, and never come."""
+    path = "/quire.v1.GatewayService/Status"
+    calls = [_half_sent(channel, path, (*_KNOWN, ("tenant", "greedy"))) for _ in range(_PLACES)]
+    refused = await asyncio.wait_for(_ended(calls, _PLACES // 2), 30)
+    assert {await call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    stub: Any = GatewayServiceStub(channel)
+    await stub.Status(pb.StatusRequest(), timeout=10, metadata=(*_KNOWN, ("tenant", "neighbour")))
+    for call in calls:
+        call.cancel()
+
+
+async def _ended(calls: list[Any], count: int) -> list[Any]:
+    """Wait until `count` calls have ended, and return them."""
+    while len(ended := [call for call in calls if call.done()]) < count:
+        await asyncio.sleep(0.01)
+    return ended

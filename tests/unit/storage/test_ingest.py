@@ -19,6 +19,7 @@ from quire.model.index import ChunkRecord
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
 from quire.transport import SharedMemoryTransport, Transport
+from quire.transport.fair_threads import FairThreads
 from quire.transport.memory import MemoryTransport
 from quire_storage.core.checksums import row_checksums, slice_checksums
 from quire_storage.core.slots import Shape
@@ -69,7 +70,7 @@ class _Scene:
     async def pull(self, call: IngestCall, slots: Slots) -> list[Any]:
         produced = ProducedLayers()
         return await pull(
-            call, slots, self.arena, self.region, self.node, produced, self.threads, timeout_s=5, now_ms=0
+            call, slots, self.arena, self.region, self.node, produced, FairThreads(self.threads), timeout_s=5, now_ms=0
         )
 
 

@@ -31,7 +31,7 @@ class _Tiers:
 class _Promotion:
     """Its reads take until `still` is set."""
 
-    def __init__(self, reading: Any, number: int, copies: Any, places: Any) -> None:
+    def __init__(self, reading: Any, number: int, copies: Any, places: Any, tenant: str) -> None:
         self.number, self.copies = number, copies
         self.complete = False
         self.still = asyncio.Event()

@@ -35,7 +35,7 @@ class _Threads:
     def __init__(self, peer: SimSharedPeer) -> None:
         self._network, self._process = peer.mine.fabric.network, peer.mine.process
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, tenant: str, work: Callable[[], None]) -> None:
         """Run it after a while, in the process that submits it: never, if that dies before."""
         thread = _Thread(self._network.loop, work)
         self._network.loop.call_later(self._pause_s(), thread.go_on)
@@ -115,7 +115,7 @@ class SimSharedPeer(SimPeer):
         assert isinstance(remote, SimRemote)
         return remote.window(0, remote.length)
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(region, SimRegion) and isinstance(remote, SimRemote)
         stream = _Copies(self, self._threads, region.view, remote)
         self._streams = [reference for reference in self._streams if reference() is not None]

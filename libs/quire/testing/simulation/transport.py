@@ -276,7 +276,7 @@ class SimPeer:
     def _is_stuck(self) -> bool:
         return self.between in self.mine.fabric.network.stuck
 
-    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+    def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
         return SimStreamOfPuts(self, region, remote)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -19,14 +18,13 @@ from quire_server.redis.access import SYSTEM_TENANT, Level
 
 _SWEEP_MAX: Final = 500
 _ABORTS_S: Final = 3600.0
-WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
 class Backends:
     """All buckets. `reserved`: by name, what makes a reserved bucket's backend for a tenant.
 
-    `whole_bodies`: a turn to hold one in memory. `quotas`: None for no limits. `upload_s`: age in seconds at which an
-    unfinished multipart upload is aborted; 0 for never.
+    `quotas`: None for no limits. `upload_s`: age in seconds at which an unfinished multipart upload is aborted; 0 for
+    never.
     """
 
     def __init__(
@@ -36,7 +34,6 @@ class Backends:
         blobs: Blobs,
         reserved: Mapping[str, Callable[[str], Backend]],
         clock: Clock,
-        whole_bodies: asyncio.Semaphore,
         quotas: TenantQuotas | None = None,
         upload_s: float = 0.0,
     ) -> None:
@@ -46,7 +43,6 @@ class Backends:
         self._blobs = blobs
         self.reserved = reserved
         self.clock = clock
-        self.whole_bodies = whole_bodies
         self._quotas = quotas
 
     def backend(self, caller: Caller, bucket: str, key: str, level: Level) -> Backend:

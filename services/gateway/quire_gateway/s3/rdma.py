@@ -51,6 +51,7 @@ from quire_gateway.s3.objects import expected_etag
 from quire_gateway.single import SingleReads
 from quire_server.lookups import Found
 from quire_server.redis.access import CHUNKS_BUCKET, Level
+from quire_server.turns import FairTurns
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
@@ -58,6 +59,7 @@ NAMESPACE: Final = "x-quire-namespace"
 DELIVERY: Final = "x-quire-delivery"
 _REPLY, _MOVED = "x-amz-rdma-reply", "x-amz-rdma-bytes-transferred"
 _STAGED_BYTES_MAX: Final = 256 << 20
+_STAGED_AT_ONCE: Final = 4
 
 
 class Staging(Protocol):
@@ -93,6 +95,7 @@ class RdmaRequests:
         self._admission = admission
         self._derivation = derivation
         self._addresses = addresses
+        self._staged = FairTurns(_STAGED_AT_ONCE)
 
     def _admit(
         self, call: Call, payload: int, target: RdmaTarget, namespace: Namespace | None = None
@@ -133,7 +136,7 @@ class RdmaRequests:
         start, end = span or (0, entry.size)
         if end - start > min(target.length, _STAGED_BYTES_MAX):
             raise TargetInvalid(f"{end - start} bytes, the target has {target.length}", field=TOKEN)
-        async with self._backends.whole_bodies:
+        async with self._staged.turn(call.principal.tenant):
             data = b"".join([bytes(piece) async for piece in backend.read(entry, start, end)])
             if data:
                 await self._staging.push(data, target)
@@ -166,7 +169,7 @@ class RdmaRequests:
         described, expected = _metadata(call), ""
         if call.conditions.of_write:
             expected = await expected_etag(backend, call.key, call.conditions)
-        async with self._backends.whole_bodies:
+        async with self._staged.turn(call.principal.tenant):
             data = await self._staging.pull(target, int(length))
             body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
             entry = await backend.put(call.key, body, described, expected)

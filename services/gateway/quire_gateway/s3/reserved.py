@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import product
 from typing import Final, Protocol
@@ -38,6 +39,10 @@ from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.chunk_names import ChunkName, namespace_of, translated, translated_tail
 
+WHOLE_BODIES: Final = 4
+"""Requests that hold a whole object of these buckets in memory at a time."""
+WholeBody = Callable[[], AbstractAsyncContextManager[None]]
+"""Makes a turn to hold one."""
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
 _TAIL_BYTES: Final = 8192
@@ -64,13 +69,11 @@ class ChunkBackend:
     (`chunk_object`).
     """
 
-    def __init__(
-        self, chunks: ChunkStore, index: ChunkIndex, derivation: KeyDerivation, whole_bodies: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, chunks: ChunkStore, index: ChunkIndex, derivation: KeyDerivation, whole_body: WholeBody) -> None:
         self._chunks = chunks
         self._index = index
         self._derivation = derivation
-        self._whole = whole_bodies
+        self._whole = whole_body
 
     async def check_there(self) -> None:
         return
@@ -167,7 +170,7 @@ class ChunkBackend:
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         async with body.spooled(_CHUNK_BYTES_MAX) as spool:
             body.finish()
-            async with self._whole:  # only once it is here: a slow client holds no turn
+            async with self._whole():  # only once it is here: a slow client holds no turn
                 await self._put(key, await asyncio.to_thread(spool.read))
         entry = await self.head(key)
         if entry is None:
@@ -210,7 +213,7 @@ class ChunkBackend:
         """Out of the index; the nodes that hold the chunk drop it, the object tier too."""
         _unconditional(etag)
         name = ChunkName.parse(key)
-        async with self._whole:
+        async with self._whole():
             chunk = await self._stored(await self._derived(name)) if name is not None else None
         if name is None or chunk is None or chunk.record.namespace != name.namespace:
             return
@@ -221,10 +224,10 @@ class ChunkBackend:
 class LatentBackend:
     """`quire-latents`: an object's key is its image's id, its bytes are the latent record. Of a tenant's images."""
 
-    def __init__(self, images: OwnMemory, tenant: str, whole_bodies: asyncio.Semaphore) -> None:
+    def __init__(self, images: OwnMemory, tenant: str, whole_body: WholeBody) -> None:
         self._images = images
         self._tenant = tenant
-        self._whole = whole_bodies
+        self._whole = whole_body
 
     async def check_there(self) -> None:
         return
@@ -236,7 +239,7 @@ class LatentBackend:
             return None
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
-        async with self._whole:
+        async with self._whole():
             _, record = await self._images.get_record(self._tenant, entry.key)
         if _etag(hashlib.sha256(record).digest()) != entry.etag:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
@@ -254,7 +257,7 @@ class LatentBackend:
         _unconditional(expected)
         async with body.spooled(RECORD_BYTES_MAX) as spool:
             body.finish()
-            async with self._whole:  # only once it is here: a slow client holds no turn
+            async with self._whole():  # only once it is here: a slow client holds no turn
                 record = await asyncio.to_thread(spool.read)
                 said = dict(described.metadata)
                 allowed = said.pop("allow-unknown-vae", "").lower() in ("1", "true")
