@@ -17,7 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 class KvBlocks:
     """The tensors that vLLM registered, by layer name; the same order as the model's layers.
 
-    Raises `ConfigInvalid` for a cache whose blocks are not dense: one block of one layer must be one range of bytes.
+    A block of a layer is one range of bytes, in whatever order of its axes: vLLM's layouts LBHNC, LBNHC, BLHNC and
+    BLNHC. Raises `ConfigInvalid` for other layouts, and where layers differ.
     """
 
     def __init__(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -27,12 +28,15 @@ class KvBlocks:
         self.num_blocks, self.slab_bytes = first.shape[0], _slab_bytes(first)
         self.shape, self.strides = tuple(first.shape[1:]), tuple(first.stride()[1:])
         for name, tensor in caches.items():
-            if not tensor[0].is_contiguous() or _slab_bytes(tensor) != self.slab_bytes:
+            form = f"layer {name}: {tuple(tensor.shape)} with strides {tensor.stride()}"
+            if not _is_dense(tensor[0]):
                 raise ConfigInvalid(
-                    f"layer {name}: {tuple(tensor.shape)} with strides {tensor.stride()} is not dense, or not as large "
-                    "as the others",
+                    f"{form}: a block of a layer is not one range of bytes. Start vLLM with "
+                    "VLLM_KV_CACHE_LAYOUT=LBHNC, or LBNHC, BLHNC, BLNHC, whichever the attention backend supports",
                     field="kv_cache_layout",
                 )
+            if (tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])) != (self.shape, self.strides):
+                raise ConfigInvalid(f"{form} differs from the first layer, {self.shape}", field="kv_cache_layout")
         self._rows = [_rows(tensor, self.slab_bytes) for tensor in self._tensors]
         on_host = first.device.type == "cpu"
         # numpy moves rows as memcpy does; torch's kernels for them are several times slower.
@@ -92,6 +96,16 @@ def _isa(backend: str, spec: Any) -> str:
     from vllm.v1.attention.backends import cpu_attn
 
     return str(cpu_attn._get_attn_isa(spec.dtype, spec.block_size, spec.head_size))
+
+
+def _is_dense(block: torch.Tensor) -> bool:
+    """Whether the elements fill one range of memory, each in a place of its own."""
+    filled = 1
+    for stride, size in sorted(zip(block.stride(), block.shape, strict=True)):
+        if size > 1 and stride != filled:
+            return False
+        filled *= size
+    return True
 
 
 def _slab_bytes(tensor: torch.Tensor) -> int:
