@@ -458,3 +458,13 @@ def test_what_would_come_later_than_computing_it_is_computed(
                 figures[name] = figures.get(name, 0) + value
         assert figures["late_blocks"] >= WHOLE // BLOCK, figures
         assert figures["recomputed_blocks"] >= WHOLE // BLOCK, figures
+
+
+def test_engines_with_other_longest_sequences_share(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any]
+) -> None:
+    with engine(tiny_model, engine_cluster.gateway_address) as first:
+        assert first.tokens(PROMPT) == (expected["prompt"], 0)
+        _stored(first, WHOLE // BLOCK)
+    with engine(tiny_model, engine_cluster.gateway_address, max_model_len=1536) as second:
+        assert second.tokens(PROMPT) == (expected["prompt"], WHOLE)

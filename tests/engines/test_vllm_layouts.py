@@ -50,7 +50,7 @@ def test_the_layout_that_vllm_takes_for_flash_attention_is_served() -> None:
 
 @pytest.mark.parametrize("layout", [layout for layout in KVCacheLayout if not layout.is_block_compact])
 def test_blocks_in_parts_are_refused(layout: KVCacheLayout) -> None:
-    """By vLLM where it can make no views of one tensor, else by Quire with the flag that helps."""
+    """vLLM refuses where it can make no views of one tensor, else Quire does, with the variable that helps."""
     with pytest.raises((ConfigInvalid, RuntimeError, ValueError, AssertionError)) as refusal:
         KvBlocks(_caches(layout))
     if refusal.type is ConfigInvalid:

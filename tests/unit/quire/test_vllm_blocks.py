@@ -28,30 +28,30 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("layout", _SERVED)
 def test_blocks_are_copied_out_and_back(layout: str) -> None:
     layers = _layers(layout)
-    before = [_raw(layer).clone() for layer in layers.values()]
+    originals = [_raw(layer).clone() for layer in layers.values()]
     blocks = KvBlocks(layers)
     assert blocks.slab_bytes == 2 * 2 * 4 * 8 and blocks.strides == tuple(layers["layer.0"].stride()[1:])
     staged = np.empty((2, blocks.slab_bytes), dtype=np.uint8)
     blocks.take(1, [4, 2], staged)
     layers["layer.1"][[4, 2]] = 0
     blocks.put(1, [4, 2], staged)
-    assert all(torch.equal(_raw(layer), old) for layer, old in zip(layers.values(), before, strict=True))
+    assert all(torch.equal(_raw(layer), old) for layer, old in zip(layers.values(), originals, strict=True))
     blocks.put(1, [0], staged[:1])
-    assert torch.equal(_raw(layers["layer.1"][0]), before[1][4]), "a slab is the same wherever it lies"
+    assert torch.equal(_raw(layers["layer.1"][0]), originals[1][4]), "a slab is the same wherever it lies"
 
 
 @pytest.mark.parametrize("layout", _SERVED)
 def test_slabs_lie_where_the_whole_says(layout: str) -> None:
     blocks = KvBlocks(_layers(layout))
-    whole = blocks.whole()
-    assert whole is not None
-    everything, step, offsets = whole
+    memory = blocks.whole()
+    assert memory is not None
+    raw, step, offsets = memory
     for layer in range(_SIZES["L"]):
         staged = np.empty((_SIZES["B"], blocks.slab_bytes), dtype=np.uint8)
         blocks.take(layer, range(_SIZES["B"]), staged)
         for block, offset in enumerate(offsets.tolist()):
             at = offset + layer * step
-            assert everything[at : at + blocks.slab_bytes].numpy().tobytes() == staged[block].tobytes()
+            assert raw[at : at + blocks.slab_bytes].numpy().tobytes() == staged[block].tobytes()
 
 
 @pytest.mark.parametrize("layout", ["LHBNC", "BHLNC"])

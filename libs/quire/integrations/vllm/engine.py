@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+import huggingface_hub
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from quire.integrations.vllm.settings import Settings
-from quire.integrations.weights import weights_digest
+from quire.integrations.weights import processor_digest, rope_depends_on_length, weights_name
 from quire.model.errors import ConfigInvalid
 
 _DIGEST_BYTES: Final = 32
 _STAGING_MIN: Final = 32 << 20
+_IMAGE_LIBRARIES: Final = ("transformers", "pillow", "torchvision", "opencv-python-headless")
 
 
 def only_group(kv_cache_config: Any) -> Any:
@@ -106,24 +110,53 @@ def staged_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> 
 
 
 def weights_of(model: Any) -> str:
-    """Of a local folder the digest of its weights, else the name and the revision."""
-    folder = Path(model.model)
-    return weights_digest(folder) if folder.is_dir() else f"{model.model}@{model.revision or 'main'}"
+    """Return the name of a model's weights. Raises `ConfigInvalid` where it would be of other weights too."""
+    return weights_name(model.model, getattr(model.hf_config, "_commit_hash", None) or _cached_commit(model))
+
+
+def _cached_commit(model: Any) -> str | None:
+    """Return the commit of a hub's model whose files vLLM has loaded from the local cache."""
+    cached = None
+    if not Path(model.model).exists():
+        with contextlib.suppress(ValueError):  # not the name of a repository
+            cached = huggingface_hub.try_to_load_from_cache(model.model, "config.json", revision=model.revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def engine_of(config: Any) -> dict[str, Any]:
     """What besides the workers' formats makes blocks differ, or the same tokens hash differently."""
     model, cache = config.model_config, config.cache_config
+    described = model.hf_config.to_dict()
     return {
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
         "quantization": str(model.quantization),
         "model dtype": str(model.dtype),
         "hash": str(cache.prefix_caching_hash_algo),
-        "config": _without_paths(model.hf_config.to_dict()),
-        "max_model_len": model.max_model_len,
+        "config": _without_paths(described),
+        "max_model_len": model.max_model_len if rope_depends_on_length(described) else 0,
+        "inputs": _inputs(model) if model.is_multimodal_model else "",
         "load format": str(config.load_config.load_format),
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
     }
+
+
+def _inputs(model: Any) -> dict[str, str]:
+    """Name the code and settings that make a model's inputs from an image, of which vLLM hashes the content alone."""
+    arguments = model.multimodal_config
+    return {
+        "processor": processor_digest(model.model),
+        "arguments": json.dumps(
+            [arguments.mm_processor_kwargs, arguments.media_io_kwargs], sort_keys=True, default=str
+        ),
+        "libraries": ", ".join(f"{name} {_version(name)}" for name in _IMAGE_LIBRARIES),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _without_paths(config: dict[str, Any]) -> str:
