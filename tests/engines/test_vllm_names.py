@@ -1,4 +1,4 @@
-"""What names an engine's blocks, by configurations of vLLM's own; no weights are loaded."""
+"""Names of an engine's blocks, by configurations of vLLM's own; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from transformers import PaliGemmaConfig
-from vllm.config import CacheConfig, LoadConfig, ModelConfig
+from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig
 
-from quire.integrations.vllm.engine import engine_of, weights_of
+from quire.integrations.vllm.engine import check_contents, engine_of, weights_of
+from quire.integrations.vllm.offloading import _name_contents
+from quire.integrations.vllm.tier import TierSettings
 from quire.model.errors import ConfigInvalid
 
 
@@ -19,7 +21,16 @@ class _Config:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.model_config = ModelConfig(model=str(folder), skip_tokenizer_init=True, tokenizer=str(folder), **settings)
-        self.cache_config, self.load_config = CacheConfig(), LoadConfig()
+        self.cache_config = CacheConfig(prefix_caching_hash_algo="sha256_cbor", enable_prefix_caching=True)
+        self.load_config = LoadConfig()
+        self.lora_config: LoRAConfig | None = None
+        tiers = [{"type": "QuireTier", "gateway": "g:1"}, {"type": "fs"}]
+        self.kv_transfer_config = KVTransferConfig(kv_connector_extra_config={"secondary_tiers": tiers})
+
+    @property
+    def tiers(self) -> list[dict[str, Any]]:
+        tiers: list[dict[str, Any]] = self.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+        return tiers
 
 
 @pytest.fixture
@@ -55,3 +66,29 @@ def test_the_longest_sequence_names_no_blocks(folder: Path) -> None:
 def test_a_model_without_weights_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigInvalid, match="no weights"):
         weights_of(_Config(folder).model_config)
+
+
+def test_adapters_are_refused(folder: Path) -> None:
+    """vLLM names their blocks by the adapter's name: one that was trained again gave the tokens of the one before."""
+    config = _Config(folder)
+    check_contents(config)
+    config.lora_config = LoRAConfig()
+    with pytest.raises(ConfigInvalid, match="adapters"):
+        check_contents(config)
+
+
+def test_a_tier_is_named_by_contents(folder: Path) -> None:
+    weights = folder / "pytorch_model.bin"
+    names = []
+    for content in (b"first" * 100, b"again" * 100):
+        weights.write_bytes(content)
+        config = _Config(folder)
+        _name_contents(config)
+        assert "contents" not in config.tiers[1], "another's tier"
+        names.append(config.tiers[0]["contents"])
+    assert names[0] != names[1]
+
+
+def test_a_tier_without_a_name_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="QuireOffloadingConnector"):
+        TierSettings(gateway="g:1")

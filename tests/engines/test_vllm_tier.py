@@ -29,7 +29,8 @@ def _tiered(
 
     tier = {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": gateway, **params}
     transfer = KVTransferConfig(
-        kv_connector="OffloadingConnector",
+        kv_connector="QuireOffloadingConnector",
+        kv_connector_module_path="quire.integrations.vllm",
         kv_role="kv_both",
         kv_connector_extra_config={
             "spec_name": "CpuTieringSpec",

@@ -48,12 +48,17 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
         )
     if transfer.kv_role != "kv_both":
         raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
-    if config.lora_config is not None:
-        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
     parallel = config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
+    check_contents(config)
+
+
+def check_contents(config: Any) -> None:
+    """Check that vLLM's names of blocks are those of their contents. Raises `ConfigInvalid`."""
+    if config.lora_config is not None:
+        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
     algorithm = config.cache_config.prefix_caching_hash_algo
     if not str(algorithm).startswith("sha256"):
         raise ConfigInvalid(

@@ -1,6 +1,7 @@
 """vLLM's own offloading on Quire: a secondary tier under its memory tier.
 
-    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+    --kv-transfer-config '{"kv_connector": "QuireOffloadingConnector",
+        "kv_connector_module_path": "quire.integrations.vllm", "kv_role": "kv_both", "kv_connector_extra_config": {
         "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240, "secondary_tiers": [
             {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": "HOST:PORT"}]}}'
 
@@ -41,8 +42,7 @@ from quire.integrations.absence import Absence
 from quire.integrations.objects import Owner, address_of, memory_at
 from quire.integrations.settings import read_settings
 from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
-from quire.integrations.weights import weights_digest
-from quire.model.errors import QuireError
+from quire.model.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger
 
 _FLAG: Final = "secondary_tiers"
@@ -53,14 +53,21 @@ class TierSettings(ObjectSettings):
     """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
 
     `enable_kv_events`: what is stored here is told by vLLM's KV events. `locality`: "LOCAL" or "REMOTE", for these.
-    `weights`: empty for the digest of those in the model's folder.
+    `weights`: a name in place of that of the model's contents. `contents`: set by `QuireOffloadingConnector`.
     """
 
     enable_kv_events: bool = False
     locality: str = Locality.REMOTE.value
+    contents: str = ""
 
     def __post_init__(self) -> None:
         self.check(_FLAG)
+        if not self.contents:
+            raise ConfigInvalid(
+                'vLLM does not name the weights and adapters to a tier. Give "kv_connector": '
+                '"QuireOffloadingConnector", "kv_connector_module_path": "quire.integrations.vllm"',
+                field=_FLAG,
+            )
 
 
 class QuireTier(SecondaryTierManager):  # type: ignore[misc]
@@ -221,7 +228,6 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]
 def _owner(spec: Any, settings: TierSettings) -> Owner:
     """Everything that decides a chunk's bytes, as far as vLLM tells its tiers."""
     config, model = spec.config, Path(spec.config.model.name)
-    weights = settings.weights or (weights_digest(model) if model.is_dir() else "")
     parallel = config.parallel
     told = {
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
@@ -235,6 +241,6 @@ def _owner(spec: Any, settings: TierSettings) -> Owner:
     form = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
     return Owner(
         model=model.name if model.is_dir() else str(config.model.name),
-        version=f"vllm tier {weights}/{form}",
+        version=f"vllm tier {settings.contents}/{form}",
         tenant_salt=bytes.fromhex(settings.tenant_salt),
     )
