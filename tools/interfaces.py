@@ -39,6 +39,7 @@ _HTTP: Final = """\
 Images, at `QUIRE_GATEWAY_HTTP_LISTEN` and `QUIRE_GATEWAY_HTTP_TLS_LISTEN`. [Images as latents](../guides/images.md)
 shows how they are used. Errors are problem details (RFC 9457) with a request id; [errors](errors.md) lists them with
 their status. With tokens (`QUIRE_GATEWAY_AUTH`) a request has `Authorization: Bearer NAME:SECRET`, or is a signed URL.
+[openapi.json](openapi.json) is the same for programs (OpenAPI 3.1).
 
 | request | |
 | --- | --- |
@@ -76,15 +77,20 @@ The names that `quire.client` and the integrations export. All raise the errors 
 """
 
 
-def http() -> str:
-    rows = []
+def http_routes() -> Iterator[tuple[str, str, str]]:
+    """Yield method, path and name of the handler of each route for images."""
     for call in _calls(ImagesFrontend.start):
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("add_") and len(call.args) == 2:
             path, handler = call.args
             if isinstance(path, ast.Constant) and isinstance(handler, ast.Attribute):
-                shown = str(path.value).replace("{id:.+}", "{id}")
-                said = _said(getattr(ImagesFrontend, handler.attr))
-                rows.append(f"| `{call.func.attr.removeprefix('add_').upper()} {shown}` | {said} |")
+                method = call.func.attr.removeprefix("add_").upper()
+                yield method, str(path.value).replace("{id:(?s:.+)}", "{id}"), handler.attr
+
+
+def http() -> str:
+    rows = [
+        f"| `{method} {path}` | {_said(getattr(ImagesFrontend, handler))} |" for method, path, handler in http_routes()
+    ]
     return _HTTP.format(routes="\n".join(rows), parameters=", ".join(f"`{name}`" for name in OF_A_PUT))
 
 

@@ -28,7 +28,7 @@ from quire_server.config import variable_name
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tools import interfaces, residency  # noqa: E402
+from tools import interfaces, openapi, residency  # noqa: E402
 
 PAGES: Final = ROOT / "docs" / "reference"
 SERVICES: Final = ("orchestrator", "gateway", "storage", "scheduler", "decoder")
@@ -238,12 +238,13 @@ def pages() -> dict[Path, str]:
         "errors.md": error_classes,
         "grpc.md": grpc_services,
         "http.md": interfaces.http,
+        "openapi.json": openapi.document,
         "s3.md": interfaces.s3,
         "python.md": interfaces.python,
         "../design/residency.md": residency.page,
         "../design/figures/residency.svg": residency.figure,
     }
-    return {(PAGES / name).resolve(): _MADE + make() for name, make in made.items()}
+    return {(PAGES / name).resolve(): ("" if name.endswith(".json") else _MADE) + make() for name, make in made.items()}
 
 
 def main(arguments: Sequence[str]) -> None:

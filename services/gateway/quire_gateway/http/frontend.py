@@ -87,12 +87,12 @@ class ImagesFrontend:
             middlewares=[self._measured, self._origins.middleware, problems, self._checked],
         )
         app.router.add_get("/healthz", self._health)
-        app.router.add_put("/v1/images/{id:.+}", self._put)
-        app.router.add_get("/v1/images/{id:.+}", self._get)
-        app.router.add_delete("/v1/images/{id:.+}", self._delete)
+        app.router.add_put("/v1/images/{id:(?s:.+)}", self._put)
+        app.router.add_get("/v1/images/{id:(?s:.+)}", self._get)
+        app.router.add_delete("/v1/images/{id:(?s:.+)}", self._delete)
         app.router.add_get("/v1/images", self._list)
         app.router.add_post("/v1/images", self._delete_all)
-        app.router.add_get("/v1/latents/{id:.+}", self._latent)
+        app.router.add_get("/v1/latents/{id:(?s:.+)}", self._latent)
         app.router.add_get("/v1/vaes", self._known_vaes)
         self._runner = web.AppRunner(
             app,

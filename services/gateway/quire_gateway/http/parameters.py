@@ -15,7 +15,7 @@ from quire_gateway.errors import NotAcceptable, ParameterUnknown
 _ALIASES: Final = {"f": "format", "fm": "format", "q": "quality", "w": "width", "h": "height"}
 _OF_A_PRESET: Final = ("format", "quality", "width", "height", "fit", "gravity", "enlarge")
 _BESIDE_A_PRESET: Final = ("preset", "format", "dpr")
-_NAMES: Final = (*_OF_A_PRESET, "dpr", "preset")
+OF_A_GET: Final = (*_OF_A_PRESET, "dpr", "preset")
 _DENSITIES: Final = ("1", "2", "3")
 _FORMATS: Final = {"jpg": "jpeg"}
 _DPR_MAX: Final = 8.0
@@ -52,7 +52,7 @@ class Parameters:
         pairs = list(query)
         preset = [value for name, value in pairs if name == "preset"]
         if not preset and (self._free or signed):
-            return _rendering(named(pairs, _NAMES, _ALIASES), accept)
+            return _rendering(named(pairs, OF_A_GET, _ALIASES), accept)
         given = named(pairs, _BESIDE_A_PRESET, _ALIASES)
         if preset and preset[0] not in self._presets:
             raise InvalidRequest(f"{preset[0][:80]!r}; there are {', '.join(self._presets) or 'none'}", field="preset")

@@ -66,7 +66,7 @@ class PageFrontend:
             app.router.add_get(path, self._file)
         app.router.add_get("/cluster.json", self._cluster)
         app.router.add_get("/images.json", self._gallery)
-        app.router.add_get("/images/{id:.+}", self._thumbnail)
+        app.router.add_get("/images/{id:(?s:.+)}", self._thumbnail)
         self._runner = web.AppRunner(
             app, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=config.stop_grace_s
         )
