@@ -431,7 +431,7 @@ class Cluster:
             drives=lambda: disk,
             block_io=cast(Any, disk),
             clock=clock,
-            threads=cast(Any, lambda count: _NoThreads()),
+            threads=cast(Any, lambda count: _NoThreads(self.loop)),
             draw=self.loop.random.randbytes,
         )
 
@@ -476,6 +476,12 @@ def _orchestrator_of(process: Process) -> str:
 
 class _NoThreads:
     """The loop runs what executors would."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self._loop.run_in_executor(None, work)
 
     def shutdown(self) -> None:
         return
