@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: `make test-engines` installs it")
 import torch
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts

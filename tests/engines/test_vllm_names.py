@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: `make test-engines` installs it")
 from transformers import PaliGemmaConfig
 from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig
 
