@@ -1,4 +1,4 @@
-"""One tenant exhausts a limit: the p99 of a neighbour's requests is at most three times the p99 on an idle server.
+"""While a tenant exhausts a limit, the p99 of a neighbour's requests is at most three times that of an idle server.
 
 Every limit that requests meet is one of these kinds: `test_every_limit_is_one_of_these` reads the services for others.
 Time is simulated.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -29,50 +28,37 @@ _PLACES: Final = 4
 _GREEDY, _ASKED, _WORK_S = 200, 100, 1.0
 _REPOSITORY: Final = Path(__file__).parents[2]
 
-Use = Callable[[str], AbstractAsyncContextManager[None]]
-"""A request of a tenant, from its entry to its end."""
+Use = Callable[[str], Awaitable[None]]
+"""Serves a request of a tenant, from its entry to its end."""
 
 
-@contextlib.asynccontextmanager
-async def _work() -> AsyncIterator[None]:
-    await asyncio.sleep(_WORK_S)
-    yield
+def _inside(place: Callable[[str], AbstractAsyncContextManager[object]]) -> Use:
+    """Work inside a place that a tenant enters."""
+
+    async def use(tenant: str) -> None:
+        async with place(tenant):
+            await asyncio.sleep(_WORK_S)
+
+    return use
 
 
 def _turns(loop: SimulatedLoop) -> Use:
-    turns = FairTurns(_PLACES)
+    return _inside(FairTurns(_PLACES).turn)
 
-    @contextlib.asynccontextmanager
-    async def use(tenant: str) -> AsyncIterator[None]:
-        async with turns.turn(tenant), _work():
-            yield
 
-    return use
+def _room(loop: SimulatedLoop) -> Use:
+    room = SharedRoom(_PLACES)
+    return _inside(lambda tenant: room.held(tenant, 1, wait_s=1e6))
 
 
 def _shares(loop: SimulatedLoop) -> Use:
     bound = SharedBound(_PLACES)
 
-    @contextlib.asynccontextmanager
-    async def use(tenant: str) -> AsyncIterator[None]:
+    async def use(tenant: str) -> None:
         if not bound.take(tenant):
             raise TooManyRequests("full")
-        try:
-            async with _work():
-                yield
-        finally:
-            bound.give_back(tenant)
-
-    return use
-
-
-def _room(loop: SimulatedLoop) -> Use:
-    room = SharedRoom(_PLACES)
-
-    @contextlib.asynccontextmanager
-    async def use(tenant: str) -> AsyncIterator[None]:
-        async with room.held(tenant, 1, wait_s=1e6), _work():
-            yield
+        await asyncio.sleep(_WORK_S)
+        bound.give_back(tenant)
 
     return use
 
@@ -80,14 +66,10 @@ def _room(loop: SimulatedLoop) -> Use:
 def _chunkwise(loop: SimulatedLoop) -> Use:
     queue = FairQueue(_PLACES)
 
-    @contextlib.asynccontextmanager
-    async def use(tenant: str) -> AsyncIterator[None]:
+    async def use(tenant: str) -> None:
         leave = await queue.enter(tenant, 1.0, 1, longest_s=1e6)
-        try:
-            async with _work():
-                yield
-        finally:
-            leave()
+        await asyncio.sleep(_WORK_S)
+        leave()
 
     return use
 
@@ -95,8 +77,7 @@ def _chunkwise(loop: SimulatedLoop) -> Use:
 class _SlowThreads(Executor):
     """Simulated threads: a job begins in the call that finds a thread free, and `end` frees it."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._jobs: list[Callable[[], Any]] = []
         self._free = _PLACES
 
@@ -116,11 +97,10 @@ class _SlowThreads(Executor):
 
 
 def _threads(loop: SimulatedLoop) -> Use:
-    executor = _SlowThreads(loop)
+    executor = _SlowThreads()
     threads = FairThreads(executor)
 
-    @contextlib.asynccontextmanager
-    async def use(tenant: str) -> AsyncIterator[None]:
+    async def use(tenant: str) -> None:
         ended = loop.create_future()
 
         def end() -> None:
@@ -129,7 +109,6 @@ def _threads(loop: SimulatedLoop) -> Use:
 
         threads.submit(tenant, lambda: loop.call_later(_WORK_S, end))
         await ended
-        yield
 
     return use
 
@@ -148,8 +127,7 @@ async def _p99_s(loop: SimulatedLoop, use: Use) -> float:
     times_s: list[float] = []
     for _ in range(_ASKED):
         began_s = loop.time()
-        async with use("neighbour"):
-            pass
+        await use("neighbour")
         times_s.append(loop.time() - began_s)
     return sorted(times_s)[int(0.99 * _ASKED) - 1]
 
@@ -157,8 +135,7 @@ async def _p99_s(loop: SimulatedLoop, use: Use) -> float:
 async def _flood(use: Use) -> None:
     while True:
         try:
-            async with use("greedy"):
-                pass
+            await use("greedy")
         except TooManyRequests:
             await asyncio.sleep(0.01)
 
@@ -185,13 +162,7 @@ def test_first_come_first_served_would_fail() -> None:
 
     def make(loop: SimulatedLoop) -> Use:
         room = asyncio.Semaphore(_PLACES)
-
-        @contextlib.asynccontextmanager
-        async def use(tenant: str) -> AsyncIterator[None]:
-            async with room, _work():
-                yield
-
-        return use
+        return _inside(lambda tenant: room)
 
     assert simulate(1, lambda loop: _ratio(loop, make)) > 3
 

@@ -81,7 +81,7 @@ class GatewayConfig(MemberConfig):
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(
-        1024, "gRPC requests at the same time, which tenants share; more are refused", minimum=1
+        1024, "gRPC requests at a listener at the same time, which tenants share; more are refused", minimum=1
     )
     sessions_max: int = setting(
         1024, "clients' sessions at the same time; tenants share them, and more are refused", minimum=1

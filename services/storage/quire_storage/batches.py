@@ -123,29 +123,29 @@ class Promotions:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def join(
-        self, reading: Reading, copies: Sequence[Copy], tenant: str = "", *, asked: bool = False
+        self, reading: Reading, copies: Sequence[Copy], tenant: str = "", *, prefetch: bool = False
     ) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
         """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to.
 
-        `tenant`: takes the turns at the threads that verify. `asked`: a client has asked for them to be in memory.
+        `tenant`: takes the turns at the threads that verify. `prefetch`: a client wants them in memory.
         """
-        ticket, found = reading.tiers.promote(copies, asked=asked)
+        ticket, slots = reading.tiers.promote(copies, prefetch=prefetch)
         groups: dict[int, list[Copy]] = {}
         for copy in copies:
-            if copy.number in found:
-                groups.setdefault(found[copy.number][0], []).append(copy)
+            if copy.number in slots:
+                groups.setdefault(slots[copy.number][0], []).append(copy)
         for number, mine in groups.items():
             if number in self._settling:
                 # Its last user has left, and its reads are being stopped: these copies are read by themselves.
                 reading.tiers.end_promotion(ticket, number, complete=False)
                 for copy in mine:
-                    del found[copy.number]
+                    del slots[copy.number]
                 continue
             if number not in self._running:
-                places = [found[copy.number][1] for copy in mine]
+                places = [slots[copy.number][1] for copy in mine]
                 self._running[number] = Promotion(reading, number, mine, places, tenant)
             self._users[number] = self._users.get(number, 0) + 1
-        return ticket, {each: (self._running[number], place) for each, (number, place) in found.items()}
+        return ticket, {copy: (self._running[number], place) for copy, (number, place) in slots.items()}
 
     async def leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
         """A delivery needs a promotion no more. It ends, and its slots are freed, also when the caller is cancelled."""

@@ -101,7 +101,7 @@ class Prefetches:
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""
-        ticket, promoted = self._promotions.join(self._reading, copies, asked=True)
+        ticket, promoted = self._promotions.join(self._reading, copies, prefetch=True)
         running: list[Promotion] = list({id(each): each for each, _ in promoted.values()}.values())
         layers = range(copies[0].chunk.num_layers)
         try:

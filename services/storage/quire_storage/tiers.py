@@ -164,12 +164,15 @@ class Tiers:
         finally:
             self.unpin(pinned)
 
-    def promote(self, copies: Sequence[Copy], *, asked: bool = False) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
+    def promote(
+        self, copies: Sequence[Copy], *, prefetch: bool = False
+    ) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
         """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
-        the promotion that it is part of and the place. End each promotion by `end_promotion`. `asked`: by a client.
+        the promotion that it is part of and the place. End each promotion by `end_promotion`. `prefetch`: a client
+        wants them there.
         """
         ticket = self._executor.ticket()
-        event = ev.PromotionWanted(ticket, [copy.number for copy in copies], asked)
+        event = ev.PromotionWanted(ticket, [copy.number for copy in copies], prefetch)
         found = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
         return ticket, found
 

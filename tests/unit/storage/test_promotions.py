@@ -20,7 +20,7 @@ class _Tiers:
     tickets: int = 0
     ended: list[tuple[int, int, bool]] = field(default_factory=list)
 
-    def promote(self, copies: Any, *, asked: bool) -> tuple[int, dict[int, tuple[int, str]]]:
+    def promote(self, copies: Any, *, prefetch: bool) -> tuple[int, dict[int, tuple[int, str]]]:
         self.tickets += 1
         return self.tickets, {copy.number: (7, f"place {copy.number}") for copy in copies}
 

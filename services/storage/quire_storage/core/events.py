@@ -154,13 +154,13 @@ class FetchFailed:
 class PromotionWanted:
     """A holder will read these copies from a drive. Completes with {number: (promotion, place)} for those to be kept.
 
-    Promotions are shared: of several that want the same chunk, one reads. `asked`: a client wants them in memory,
+    Promotions are shared: of several that want the same chunk, one reads. `prefetch`: a client wants them in memory,
     whether they were read before or not.
     """
 
     ticket: int
     numbers: Sequence[int]
-    asked: bool = False
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -658,7 +658,7 @@ class Residency:
                 shared = self._promotions[entry.promotion]
                 shared.holders.add(event.ticket)
                 answer[number] = (entry.promotion, shared.places[number][1])
-            elif entry.phase is Phase.RESIDENT and entry.memory is None and (event.asked or self._is_wanted(entry)):
+            elif entry.phase is Phase.RESIDENT and entry.memory is None and (event.prefetch or self._is_wanted(entry)):
                 wanted.setdefault(entry.chunk.shape, []).append(entry)
         for shape, entries in wanted.items():
             self._clear_memory(shape, len(entries))
