@@ -12,6 +12,7 @@ import blake3
 from quire.model.errors import ConfigInvalid
 
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_ADAPTERS: Final = ("adapter_config.json", *_WEIGHTS)
 _PROCESSORS: Final = ("*processor_config.json", "*.py")
 _LENGTH_FREE_ROPE: Final = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
 
@@ -43,6 +44,16 @@ def weights_name(model: str, commit: str | None) -> str:
     if not commit:
         raise ConfigInvalid(f"the commit of {model} is not known; name the weights", field="weights")
     return f"{model}@{commit}"
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """List an adapter's files as PEFT writes them: its configuration and its weights."""
+    return sorted({path for pattern in _ADAPTERS for path in folder.glob(pattern)})
+
+
+def adapter_digest(folder: Path) -> str:
+    """Digest an adapter's files, whole: one that was trained again has the same names and sizes."""
+    return _digest(adapter_files(folder))
 
 
 def processor_digest(model: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from quire.client import Buffer, Lookup
 from quire.integrations.staging import StagingPool
+from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Unstored
@@ -51,6 +52,8 @@ class _Request:
     num_prompt_tokens: int = 0
     num_preemptions: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
+    lora_request: Any = None
+    mm_features: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens = 32 * self.blocks + 5
@@ -126,6 +129,7 @@ class _World:
             hash_tokens=32,
             asynchronous=False,
             staged_blocks_max=self.staged_blocks_max,
+            names=ContentNames(media_max=8, media_readable=True),
             count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
             now_s=lambda: self.now_s,
         )

@@ -26,6 +26,7 @@ from quire.integrations.vllm.blocks import KvBlocks, kernel_of
 from quire.integrations.vllm.engine import (
     asynchronous,
     check,
+    content_names,
     engine_of,
     only_group,
     staged_blocks_max,
@@ -104,6 +105,7 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 hash_tokens=kv_cache_config.hash_block_size or caches.hash_block_size or spec.block_size,
                 asynchronous=asynchronous(vllm_config, self._settings),
                 staged_blocks_max=staged_blocks_max(self._settings, vllm_config, kv_cache_config),
+                names=content_names(vllm_config, kv_cache_config),
                 count=self._count,
             )
 

@@ -13,6 +13,7 @@ import huggingface_hub
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.weights import processor_digest, rope_depends_on_length, weights_name
 from quire.model.errors import ConfigInvalid
@@ -57,8 +58,6 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
 
 def check_contents(config: Any) -> None:
     """Check that vLLM's names of blocks are those of their contents. Raises `ConfigInvalid`."""
-    if config.lora_config is not None:
-        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
     algorithm = config.cache_config.prefix_caching_hash_algo
     if not str(algorithm).startswith("sha256"):
         raise ConfigInvalid(
@@ -114,6 +113,18 @@ def staged_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> 
     return max(1, staging_bytes(settings, config, kv_cache_config) // 2 // block_bytes(kv_cache_config))
 
 
+def content_names(config: Any, kv_cache_config: Any) -> ContentNames:
+    """Make the names of adapters and images. With images in shared memory the scheduler does not have their data."""
+    tokens = sum(
+        kv_cache_config.num_blocks * group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups
+    )
+    media = config.model_config.multimodal_config
+    return ContentNames(
+        media_max=tokens + config.scheduler_config.encoder_cache_size,
+        media_readable=media is not None and media.mm_processor_cache_type != "shm",
+    )
+
+
 def weights_of(model: Any) -> str:
     """Return the name of a model's weights. Raises `ConfigInvalid` where it would be of other weights too."""
     return weights_name(model.model, getattr(model.hf_config, "_commit_hash", None) or _cached_commit(model))
@@ -141,6 +152,7 @@ def engine_of(config: Any) -> dict[str, Any]:
         "max_model_len": model.max_model_len if rope_depends_on_length(described) else 0,
         "inputs": _inputs(model) if model.is_multimodal_model else "",
         "load format": str(config.load_config.load_format),
+        "adapters": str(config.lora_config.lora_dtype) if config.lora_config is not None else "",
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
     }
 

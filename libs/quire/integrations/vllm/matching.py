@@ -7,6 +7,7 @@ away costs no request more than `lookup_timeout_s`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
 from quire.integrations.absence import Absence
+from quire.integrations.vllm.contents import ContentNames, Contents
 from quire.integrations.vllm.hints import retain, retain_s
 from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.settings import Settings
@@ -35,10 +37,12 @@ class _Request:
     had when it was asked, the others this engine has stored since.
 
     `storable`: whether that is known; behind chunks that may be missing nothing can be stored. `load_first`: the first
-    chunk of its last load.
+    chunk of its last load. `naming`: of its contents, which have names once it ends: `contents`.
     """
 
     request: Any
+    naming: Future[Contents] | None = None
+    contents: Contents | None = None
     asking: Future[tuple[Lookup, ...]] | None = None
     asked_s: float = 0.0
     found: tuple[Lookup, ...] = ()
@@ -54,7 +58,8 @@ class _Request:
 class Matching:
     """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures.
 
-    `staged_blocks_max`: how many of one request a worker has room for in staging memory.
+    `names`: of contents that vLLM's hashes do not name. `staged_blocks_max`: how many of one request a worker has room
+    for in staging memory.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Matching:
         hash_tokens: int,
         asynchronous: bool,
         staged_blocks_max: int,
+        names: ContentNames,
         count: Callable[[str, float], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +81,7 @@ class Matching:
         self._hashes_per_block = block_tokens // hash_tokens
         self._asynchronous = asynchronous
         self._store_blocks_max = self._load_blocks_max = staged_blocks_max
+        self._names = names
         self._count = count
         self._now_s = now_s
         self._namespaces: tuple[Namespace, ...] = ()
@@ -102,7 +109,12 @@ class Matching:
         """A new request: ask for its prefix."""
         if self._namespaces and request.request_id not in self._requests:
             state = self._requests[request.request_id] = _Request(request)
-            self._ask(state)
+            if request.lora_request is None and not request.mm_features:
+                state.contents = Contents()
+                self._ask(state)
+            else:
+                state.asked_s = self._now_s()
+                state.naming = self._client.spawn(asyncio.to_thread(self._names.of, request))
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind those computed that can be loaded, or None: ask again; and whether other requests go on."""
@@ -120,6 +132,9 @@ class Matching:
             self._ask(state)
         if state.known is None and not self._answered(state):
             return None, False
+        if state.found and not self._names.is_current(request):
+            self._give_back(state)
+            state.storable = False
         if state.found and self._now_s() - state.asked_s > _FRESH_S:  # it waited so long that the lease may run out
             self._give_back(state)
             state.known = None
@@ -223,9 +238,9 @@ class Matching:
         """Its prompt's whole blocks, if that was asked for."""
         request, seconds = state.request, retain_s(state.request)
         hashed = len(request.block_hashes) // self._hashes_per_block
-        whole = min(request.num_prompt_tokens // self._block_tokens, hashed, KEYS_MAX)
-        if seconds and self._namespaces and whole:
-            prefixes = list(zip(self._namespaces, self._keys(state, whole), strict=True))
+        whole = min(request.num_prompt_tokens // self._block_tokens, hashed, self._blocks_max(state))
+        if seconds and whole:
+            prefixes = list(zip(self._spaces(state), self._keys(state, whole), strict=True))
             self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
 
     def reset(self) -> None:
@@ -252,10 +267,12 @@ class Matching:
         until = (computed + tokens) // self._block_tokens
         if not self._settings.store_output:
             until = min(until, request.num_prompt_tokens // self._block_tokens)
-        until = min(
-            until, len(request.block_hashes) // self._hashes_per_block, KEYS_MAX, first + self._store_blocks_max
-        )
+        hashed = len(request.block_hashes) // self._hashes_per_block
+        until = min(until, hashed, self._blocks_max(state), first + self._store_blocks_max)
         if until <= first:
+            return None
+        if not self._names.is_current(request):
+            state.storable = False
             return None
         blocks = tuple(blocks_of(request_id)[:until])
         if len(blocks) < until or any(not unsettled.isdisjoint(blocks) for unsettled in self._unsettled.values()):
@@ -263,7 +280,7 @@ class Matching:
         state.known = until
         return StorePlan(
             request_id=request_id,
-            namespaces=self._namespaces,
+            namespaces=self._spaces(state),
             keys=self._keys(state, until),
             known=state.looked_up,
             first=first,
@@ -274,17 +291,19 @@ class Matching:
 
     def _ask(self, state: _Request) -> None:
         state.asked_s = self._now_s()
-        chunks = min(len(state.request.block_hashes) // self._hashes_per_block, KEYS_MAX)
+        chunks = min(len(state.request.block_hashes) // self._hashes_per_block, self._blocks_max(state))
         if not chunks:
             state.known, state.storable = 0, True
             return
         if self._absence:
             return  # `_answered` makes it a miss
-        asked = zip(self._namespaces, self._keys(state, chunks), strict=True)
+        asked = zip(self._spaces(state), self._keys(state, chunks), strict=True)
         state.asking = self._client.spawn(_look_up(self._client, list(asked)))
 
     def _answered(self, state: _Request) -> bool:
         """Whether it is known what Quire has of it; what failed, or takes too long, counts as nothing."""
+        if state.contents is None and not self._named(state):
+            return state.known is not None
         if state.asking is None:
             state.known = 0
             return True
@@ -307,6 +326,24 @@ class Matching:
             self._give_back(state)
         return True
 
+    def _named(self, state: _Request) -> bool:
+        """Whether the request's contents have names; those without, or for which that takes too long, are a miss."""
+        if state.naming is None:
+            return False
+        if not state.naming.done():
+            if self._now_s() - state.asked_s >= self._settings.lookup_timeout_s:
+                state.known = 0
+            return False
+        naming, state.naming = state.naming, None
+        error = naming.exception()
+        if error is None:
+            state.contents = naming.result()
+            self._ask(state)
+            return True
+        state.known = 0
+        logger().warning("a request is not cached", request=state.request.request_id, reason=str(error) or repr(error))
+        return False
+
     def _failed(self, state: _Request, why: str) -> None:
         state.asking, state.known = None, 0
         self._count("failed_lookups", 1)
@@ -317,12 +354,26 @@ class Matching:
         """Of the first `chunks` blocks, for each shard."""
         have, step = len(state.keys), self._hashes_per_block
         if chunks > have:
-            hashes = state.request.block_hashes[have * step + step - 1 : chunks * step : step]
-            fresh = ChunkKeys(b"".join(bytes(each) for each in hashes))
-            state.keys += zip(*(engine_keys(space, fresh) for space in self._namespaces), strict=True)
+            assert state.contents is not None, "named by now"
+            hashes = [
+                bytes(block) for block in state.request.block_hashes[have * step + step - 1 : chunks * step : step]
+            ]
+            fresh = ChunkKeys(b"".join(state.contents.fold(hashes, have, self._block_tokens)))
+            state.keys += zip(*(engine_keys(space, fresh) for space in self._spaces(state)), strict=True)
         return tuple(
             ChunkKeys(b"".join(each[shard] for each in state.keys[:chunks])) for shard in range(len(self._namespaces))
         )
+
+    def _spaces(self, state: _Request) -> tuple[Namespace, ...]:
+        """The namespace of each shard: an adapter has its own."""
+        adapter = state.contents.adapter if state.contents is not None else ""
+        if not adapter:
+            return self._namespaces
+        return tuple(replace(space, adapter=adapter) for space in self._namespaces)
+
+    def _blocks_max(self, state: _Request) -> int:
+        """How many of its blocks have names."""
+        return state.contents.blocks_max(state.request, self._block_tokens) if state.contents is not None else 0
 
     def _give_back(self, state: _Request) -> None:
         if state.asking is not None:

@@ -53,11 +53,13 @@ class TierSettings(ObjectSettings):
     """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
 
     `enable_kv_events`: what is stored here is told by vLLM's KV events. `locality`: "LOCAL" or "REMOTE", for these.
-    `weights`: a name in place of that of the model's contents. `contents`: set by `QuireOffloadingConnector`.
+    `weights`: a name in place of that of the model's contents. `trust_image_ids`: no client names two images by one
+    UUID, so that chunks of models that see images are shared by engines. `contents`: set by `QuireOffloadingConnector`.
     """
 
     enable_kv_events: bool = False
     locality: str = Locality.REMOTE.value
+    trust_image_ids: bool = False
     contents: str = ""
 
     def __post_init__(self) -> None:

@@ -104,18 +104,23 @@ class Engine:
     def __init__(self, llm: Any) -> None:
         self.llm = llm
 
-    def batch(self, prompts: Sequence[Sequence[int]], count: int = 8) -> list[tuple[list[int], int]]:
-        """All at the same time: of each the next tokens, and how many of the prompt's were cached."""
+    def batch(
+        self, prompts: Sequence[Sequence[int]], count: int = 8, *, lora: Any = None
+    ) -> list[tuple[list[int], int]]:
+        """All at the same time: of each the next tokens, and how many of the prompt's were cached.
+
+        `lora`: vLLM's request for an adapter.
+        """
         from vllm import SamplingParams
 
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        answers = self.llm.generate(asked, greedy, use_tqdm=False)
+        answers = self.llm.generate(asked, greedy, use_tqdm=False, lora_request=lora)
         return [(list(each.outputs[0].token_ids), each.num_cached_tokens) for each in answers]
 
-    def tokens(self, prompt: Sequence[int], count: int = 8) -> tuple[list[int], int]:
+    def tokens(self, prompt: Sequence[int], count: int = 8, *, lora: Any = None) -> tuple[list[int], int]:
         """Of one."""
-        ((answer, cached),) = self.batch([prompt], count)
+        ((answer, cached),) = self.batch([prompt], count, lora=lora)
         return answer, cached
 
     def forget(self, *, connector: bool = False) -> None:
