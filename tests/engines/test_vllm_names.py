@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here: `make test-engines` installs it")
 from transformers import PaliGemmaConfig
 from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from quire.integrations.vllm.engine import check_contents, engine_of, weights_of
-from quire.integrations.vllm.offloading import _name_contents
+from quire.integrations.vllm.engine import engine_of, weights_of
+from quire.integrations.vllm.offloading import QuireOffloadingConnector, _name_contents
 from quire.integrations.vllm.tier import TierSettings
 from quire.model.errors import ConfigInvalid
 
@@ -70,25 +71,28 @@ def test_a_model_without_weights_is_refused(folder: Path) -> None:
         weights_of(_Config(folder).model_config)
 
 
-def test_adapters_are_refused(folder: Path) -> None:
-    """vLLM names their blocks by the adapter's name: one that was trained again gave the tokens of the one before."""
-    config = _Config(folder)
-    check_contents(config)
+def test_a_tier_refuses_adapters(folder: Path) -> None:
+    """vLLM names their blocks by the adapter's name: one that was trained again gave the tokens of the old weights."""
+    config: Any = _Config(folder)
     config.lora_config = LoRAConfig()
     with pytest.raises(ConfigInvalid, match="adapters"):
-        check_contents(config)
+        QuireOffloadingConnector(config, KVConnectorRole.SCHEDULER)
 
 
-def test_a_tier_is_named_by_contents(folder: Path) -> None:
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_tier_is_named_by_contents(folder: Path, trust: bool) -> None:
+    """And by the engine's start, unless clients' identifiers of images are trusted."""
     weights = folder / "pytorch_model.bin"
     names = []
-    for content in (b"first" * 100, b"again" * 100):
+    for content in (b"first" * 100, b"first" * 100, b"again" * 100):
         weights.write_bytes(content)
         config = _Config(folder)
+        config.tiers[0]["trust_image_ids"] = trust
         _name_contents(config)
         assert "contents" not in config.tiers[1], "another's tier"
         names.append(config.tiers[0]["contents"])
-    assert names[0] != names[1]
+    assert (names[0] == names[1]) is trust
+    assert names[1] != names[2]
 
 
 def test_a_tier_without_a_name_is_refused() -> None:
