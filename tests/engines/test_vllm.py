@@ -6,17 +6,20 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import PeerLost
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
+GROUP = Group(0, ("layers.0",), Kind.FULL, BLOCK, 4096)
 PROMPTS = [PROMPT[: 300 + 64 * at] + [at + 3] * (20 + 7 * at) for at in range(8)]
 
 
@@ -98,11 +101,11 @@ def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: 
         quire.llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
         blocks = len(prompt) // BLOCK
         _stored(quire, blocks)
-        return quire.scheduler._matching._keys(states[-1], blocks)[0], blocks
+        return states[-1].keys(matching._spaces, matching._groups[0], BLOCK, blocks)[0], blocks
 
     with engine(tiny_model, engine_cluster.gateway_address) as quire:
         matching, client = quire.scheduler._matching, quire.scheduler._client
-        namespace, finish, retain = matching._namespaces[0], matching._retain, client.asynchronous.retain
+        namespace, finish, retain = matching._spaces[0][0], matching._retain, client.asynchronous.retain
 
         async def noted(*arguments: Any) -> int:
             retained.append(await retain(*arguments))
@@ -151,7 +154,7 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         _stored(quire, WHOLE // BLOCK)
         quire.forget()
-        start, killed = quire.worker._loads.start, list[int]()
+        start, killed = quire.worker._loads[0].start, list[int]()
 
         def kill_first(plan: Any) -> None:
             if not killed:
@@ -159,7 +162,7 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
                 os.kill(killed[0], signal.SIGKILL)
             start(plan)
 
-        quire.worker._loads.start = kill_first
+        quire.worker._loads[0].start = kill_first
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         assert killed and quire.figures()["failed_blocks"] == WHOLE // BLOCK
         quire.forget()
@@ -177,8 +180,8 @@ def test_a_node_that_hangs_is_not_waited_for(
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         _stored(quire, WHOLE // BLOCK)
         quire.forget()
-        free = quire.worker._loads._pool.free_bytes
-        start, stopped = quire.worker._loads.start, list[int]()
+        free = quire.worker._loads[0]._pool.free_bytes
+        start, stopped = quire.worker._loads[0].start, list[int]()
 
         def stop_first(plan: Any) -> None:
             if not stopped:
@@ -186,13 +189,13 @@ def test_a_node_that_hangs_is_not_waited_for(
                 stopped.append(pid)
             start(plan)
 
-        quire.worker._loads.start = stop_first
+        quire.worker._loads[0].start = stop_first
         try:
             began_s = time.monotonic()
             assert quire.tokens(PROMPT)[0] == expected["prompt"]
             assert time.monotonic() - began_s < 10
             assert quire.figures()["failed_blocks"] == WHOLE // BLOCK
-            assert quire.worker._loads._pool.free_bytes < free, "a silent node may still write there"
+            assert quire.worker._loads[0]._pool.free_bytes < free, "a silent node may still write there"
         finally:
             os.kill(pid, signal.SIGCONT)
         quire.forget()
@@ -259,7 +262,7 @@ class _Lost:
     """Loads of which nothing arrives, for as long as it is in force."""
 
     def __init__(self, quire: Engine) -> None:
-        self._loads = quire.worker._loads
+        self._loads = quire.worker._loads[0]
 
     def __enter__(self) -> None:
         async def lose(load: Any) -> set[int]:
@@ -283,9 +286,9 @@ def test_the_comparison_of_tokens_sees_blocks_that_did_not_arrive(
         for tensor in _caches(quire):
             tensor.zero_()
         with _Lost(quire):
-            missing, quire.worker._loads.missing = quire.worker._loads.missing, lambda: set()
+            missing, quire.worker._loads[0].missing = quire.worker._loads[0].missing, lambda: set()
             assert quire.tokens(PROMPT)[0] != expected["prompt"]
-            quire.worker._loads.missing = missing
+            quire.worker._loads[0].missing = missing
             missing()
             quire.forget()
             assert quire.tokens(PROMPT)[0] == expected["prompt"]
@@ -351,7 +354,7 @@ def _never_unsettled(quire: Engine) -> None:
 
 
 def _caches(quire: Engine) -> list[Any]:
-    return list(quire.worker._loads._blocks._tensors)
+    return list(quire.worker._loads[0]._blocks._tensors)
 
 
 def test_two_shards(tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -391,23 +394,6 @@ def test_little_staging_memory_makes_it_slower_and_nothing_else(
             pytest.fail("it is never loaded whole")
 
 
-def test_sliding_windows_are_refused(tmp_path: Path) -> None:
-    """What left the window is not in the cache, and what vLLM keeps of it no prefix of."""
-    import torch
-    from transformers import MistralConfig, MistralForCausalLM
-
-    from quire.model.errors import ConfigInvalid
-
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = MistralConfig(
-        vocab_size=64, num_hidden_layers=2, sliding_window=64, head_dim=32, max_position_embeddings=512, **sizes
-    )
-    MistralForCausalLM(config).to(torch.float32).save_pretrained(tmp_path / "m")
-    few: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 512}
-    with pytest.raises(ConfigInvalid, match="SlidingWindowSpec"), engine(tmp_path / "m", "127.0.0.1:1", **few):
-        pass
-
-
 def test_layerwise_loads_are_avoided_where_vllm_recomputes_wrongly() -> None:
     """vllm 49250: the V2 model runner, after a layerwise load that failed."""
     from quire.integrations.vllm.engine import asynchronous
@@ -417,16 +403,20 @@ def test_layerwise_loads_are_avoided_where_vllm_recomputes_wrongly() -> None:
     plain = SimpleNamespace(async_scheduling=False)
     runners = {version: SimpleNamespace(use_v2_model_runner=version == 2, scheduler_config=plain) for version in (1, 2)}
     by_itself, layerwise = Settings(gateway="g:1"), Settings(gateway="g:1", load="layerwise")
-    assert [asynchronous(runners[version], by_itself) for version in (1, 2)] == [True, True]
-    assert not asynchronous(runners[1], layerwise)
+    assert [asynchronous(runners[version], by_itself, [GROUP]) for version in (1, 2)] == [True, True]
+    assert not asynchronous(runners[1], layerwise, [GROUP])
     with pytest.raises(ConfigInvalid, match="49250"):
-        asynchronous(runners[2], layerwise)
+        asynchronous(runners[2], layerwise, [GROUP])
     ahead = SimpleNamespace(use_v2_model_runner=False, scheduler_config=SimpleNamespace(async_scheduling=True))
     with pytest.raises(ConfigInvalid, match="asynchronous scheduling"):
-        asynchronous(ahead, layerwise)
+        asynchronous(ahead, layerwise, [GROUP])
     guessing = SimpleNamespace(use_v2_model_runner=False, scheduler_config=plain, speculative_config=object())
     with pytest.raises(ConfigInvalid, match="speculative decoding"):
-        asynchronous(guessing, layerwise)
+        asynchronous(guessing, layerwise, [GROUP])
+    window = replace(GROUP, kind=Kind.WINDOW, reach=64)
+    for groups in ([GROUP, GROUP], [window]):
+        with pytest.raises(ConfigInvalid, match="the whole prefix"):
+            asynchronous(runners[1], layerwise, groups)
 
 
 def test_the_runner_that_this_vllm_chose_is_told_by_its_configuration(tiny_model: Path) -> None:

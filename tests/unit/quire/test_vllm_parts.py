@@ -14,9 +14,10 @@ import pytest
 from quire.client import Buffer, Lookup
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.contents import ContentNames
+from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import Unstored
+from quire.integrations.vllm.plan import Settled, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Cost, LinkTime, Worth, late
 from quire.integrations.weights import weights_digest
@@ -26,7 +27,9 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.transport.memory import MemoryTransport
 
+GROUP = Group(0, ("layers.0",), Kind.FULL, 32, 8192)
 FORMAT = BlockFormat(
+    group="full 0 layers.0",
     kernel="CPU_ATTN/vec",
     dtype="bfloat16",
     cache_dtype="auto",
@@ -125,18 +128,21 @@ class _World:
         self.matching = Matching(
             settings=Settings.read({"gateway": "g:1", **self.settings}),
             client=client,
-            block_tokens=32,
+            groups=[GROUP],
             hash_tokens=32,
             asynchronous=False,
-            staged_blocks_max=self.staged_blocks_max,
+            staged_bytes_max=self.staged_blocks_max * GROUP.block_bytes,
             names=ContentNames(media_max=8, media_readable=True),
             count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
             now_s=lambda: self.now_s,
         )
         shards = len(self.client.has)
-        self.matching.name(
-            [replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)], direct=self.direct
-        )
+        spaces = [replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)]
+        self.matching.name([spaces], direct=self.direct)
+
+
+def _settled(request_id: str, arrived: bool) -> Settled:
+    return Settled(request_id=request_id, group=0, arrived=arrived)
 
 
 def test_the_scheduler_is_never_held_up() -> None:
@@ -150,8 +156,8 @@ def test_the_scheduler_is_never_held_up() -> None:
     )
     assert world.matching.matched(request, 0) == (96, False)
     assert world.matching.matched(request, 32) == (64, False)
-    world.matching.allocated(request, [7, 8, 9, 10], 64)
-    (load,) = world.matching.step([], lambda _: []).loads
+    world.matching.allocated(request, [[7, 8, 9, 10]], 64)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
     assert (load.first, load.blocks) == (1, (8, 9))
     assert not world.client.released, "the lease is the load's"
 
@@ -188,7 +194,7 @@ def test_no_answer_in_time_is_a_miss_and_quire_is_left_alone() -> None:
     world.now_s = 1.1
     assert world.matching.matched(first, 0) == (0, False)
     assert world.matching.matched(second, 0) == (0, False), "not even asked"
-    assert not world.matching.step([("1", 0, 128), ("2", 0, 128)], lambda _: [1, 2, 3, 4]).stores
+    assert not world.matching.step([("1", 0, 128), ("2", 0, 128)], lambda _: [[1, 2, 3, 4]]).stores
     world.client.answer()
     world.client.answer()
     assert world.client.released == [b"lease1"] and world.counted == {"failed_lookups": 1}
@@ -219,20 +225,20 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
     world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(request, 0)
-    world.matching.allocated(request, [1, 2, 3, 4], 32)
+    world.matching.allocated(request, [[1, 2, 3, 4]], 32)
     blocks = [1, 2, 3, 4]
-    world.matching.settled([("r", True)])
+    world.matching.settled([_settled("r", True)])
 
     def stored(computed: int, tokens: int) -> list[tuple[int, tuple[int, ...]]]:
         return [
             (each.first, each.blocks)
-            for each in world.matching.step([("r", computed, tokens)], lambda _: blocks).stores
+            for each in world.matching.step([("r", computed, tokens)], lambda _: [blocks]).stores
         ]
 
     assert stored(32, 40) == [(1, (2,))]
     assert stored(72, 10) == []
     assert stored(82, 51) == [(2, (3, 4))]
-    world.matching.settled([("r", False)])
+    world.matching.settled([_settled("r", False)])
     assert stored(133, 1) == [(0, (1, 2, 3, 4))], "a load failed: what Quire was to have it may not"
     request.block_hashes.append(b"e" * 32)
     request.num_tokens = 165
@@ -246,15 +252,15 @@ def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have
     world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(request, 0)
-    world.matching.allocated(request, [1, 2, 3, 4], 32)
+    world.matching.allocated(request, [[1, 2, 3, 4]], 32)
 
     def stored() -> list[int]:
-        return [each.first for each in world.matching.step([("r", 32, 101)], lambda _: [1, 2, 3, 4]).stores]
+        return [each.first for each in world.matching.step([("r", 32, 101)], lambda _: [[1, 2, 3, 4]]).stores]
 
     assert stored() == [] and stored() == []
-    world.matching.settled([("another", True)])
+    world.matching.settled([_settled("another", True)])
     assert stored() == []
-    world.matching.settled([("r", True), ("r", False)])
+    world.matching.settled([_settled("r", True), _settled("r", False)])
     assert stored() == [0], "what Quire had is stored again, too: a shard of it is missing"
 
 
@@ -265,14 +271,14 @@ def test_what_another_request_computes_behind_a_layerwise_load_waits_too() -> No
         world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(loading, 0)
-    world.matching.allocated(loading, [1, 2, 3, 4], 32)
+    world.matching.allocated(loading, [[1, 2, 3, 4]], 32)
     assert world.matching.matched(sharing, 32) == (0, False), "vLLM has the block itself"
 
     def stored(blocks: list[int]) -> list[str]:
-        return [each.request_id for each in world.matching.step([("s", 32, 101)], lambda _: blocks).stores]
+        return [each.request_id for each in world.matching.step([("s", 32, 101)], lambda _: [blocks]).stores]
 
     assert stored([1, 5, 6, 7]) == []
-    world.matching.settled([("l", False)])
+    world.matching.settled([_settled("l", False)])
     assert stored([1, 5, 6, 7]) == ["s"]
 
 
@@ -294,7 +300,7 @@ def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 96) == (0, False)
-    (store,) = world.matching.step([("r", 96, 37)], lambda _: [1, 2, 3, 4]).stores
+    (store,) = world.matching.step([("r", 96, 37)], lambda _: [[1, 2, 3, 4]]).stores
     assert (store.first, store.blocks, len(store.keys[0])) == (0, (1, 2, 3, 4), 4)
 
 
@@ -304,13 +310,13 @@ def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
     world.client.answer()
 
     def stored() -> list[tuple[int, int]]:
-        plan = world.matching.step([("r", 133, 1)], lambda _: [1, 2, 3, 4])
+        plan = world.matching.step([("r", 133, 1)], lambda _: [[1, 2, 3, 4]])
         return [(each.first, len(each.blocks)) for each in plan.stores]
 
     assert [stored(), stored(), stored()] == [[(0, 3)], [(3, 1)], []]
-    world.matching.unstored([Unstored(request_id="r", first=0, later=True)])
+    world.matching.unstored([Unstored(request_id="r", group=0, first=0, later=True)])
     assert stored() == [(0, 3)]
-    world.matching.unstored([Unstored(request_id="r", first=0, later=False)])
+    world.matching.unstored([Unstored(request_id="r", group=0, first=0, later=False)])
     assert stored() == [] and stored() == []
 
 
@@ -330,7 +336,7 @@ def test_a_finished_request_gives_its_lease_back() -> None:
     world.matching.finished("r")
     world.client.answer()
     assert world.client.released == [b"lease1"]
-    assert world.matching.step([], lambda _: []).abandoned == ["r"]
+    assert world.matching.step([], lambda _: [[]]).abandoned == ["r"]
 
 
 def test_after_a_reset_keys_are_others() -> None:
@@ -340,7 +346,7 @@ def test_after_a_reset_keys_are_others() -> None:
     world.matching.arrived(_Request("2"))
     world.client.answer()
     assert world.client.asked[0] != world.client.asked[1]
-    assert not world.matching.step([("1", 0, 128)], lambda _: [1, 2, 3, 4]).stores, "its blocks are of before"
+    assert not world.matching.step([("1", 0, 128)], lambda _: [[1, 2, 3, 4]]).stores, "its blocks are of before"
 
 
 def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
@@ -350,6 +356,7 @@ def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
     names = {
         namespace_of(FORMAT, **about).digest(),
         namespace_of(replace(FORMAT, kernel="CPU_ATTN/amx"), **about).digest(),
+        namespace_of(replace(FORMAT, group="full 0 layers.1"), **about).digest(),
         namespace_of(replace(FORMAT, strides=(64, 128, 1)), **about).digest(),
         namespace_of(replace(FORMAT, dtype="float16"), **about).digest(),
         *(
@@ -359,7 +366,7 @@ def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
             )
         ),
     }  # fmt: skip
-    assert len(names) == 9
+    assert len(names) == 10
     with pytest.raises(ConfigInvalid, match="scales"):
         namespace_of(replace(FORMAT, slab_bytes=8320), **about)
     latent = replace(FORMAT, mla=True, kv_heads=1, head_dim=128)
@@ -470,7 +477,7 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     """A step that waited for layers says nothing of computing."""
     world = _World(_Client(4))
     for at in range(3):
-        world.matching.step([(f"x{at}", 0, 1000)], lambda _: [])
+        world.matching.step([(f"x{at}", 0, 1000)], lambda _: [[]])
         world.now_s += 0.1
         world.matching.ended()
     world.matching.loaded([(4, 50.0)] * 3)
@@ -478,18 +485,18 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (0, False)
-    (tried,) = world.matching.step([], lambda _: []).tries
+    (tried,) = world.matching.step([], lambda _: [[]]).tries
     assert (tried.first, tried.count) == (0, 1), "one block, to see: no request waits for it"
     again = _Request("again")
     world.matching.arrived(again)
     world.client.answer()
     assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
-    assert not world.matching.step([], lambda _: []).tries
+    assert not world.matching.step([], lambda _: [[]]).tries
     world.matching.loaded([(1, 0.0001)] * 24)
     third = _Request("third")
     world.matching.arrived(third)
     world.client.answer()
     assert world.matching.matched(third, 0) == (128, False), "the link is free again"
-    world.matching.allocated(third, [1, 2, 3, 4], 128)
-    (load,) = world.matching.step([], lambda _: []).loads
+    world.matching.allocated(third, [[1, 2, 3, 4]], 128)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
     assert load.worth_s == pytest.approx(0.0128)

@@ -83,6 +83,7 @@ class _Worker:
     def step(self, first: int, stop: int, known: int = 0) -> None:
         plan = StorePlan(
             request_id="r",
+            group=0,
             namespaces=(SPACE,),
             keys=(ChunkKeys(bytes(32 * stop)),),
             known=known,

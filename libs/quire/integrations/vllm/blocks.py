@@ -12,6 +12,7 @@ import torch
 from quire.model.errors import ConfigInvalid
 
 Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
 
 
 class KvBlocks:
@@ -46,7 +47,7 @@ class KvBlocks:
     def num_layers(self) -> int:
         return len(self._tensors)
 
-    def whole(self) -> tuple[torch.Tensor, int, npt.NDArray[np.int64]] | None:
+    def whole(self) -> tuple[torch.Tensor, int, Offsets] | None:
         """All of it as one range of bytes, if it is: (bytes, from a layer to the next, of each block in layer 0).
 
         None where layers lie in several allocations, or at uneven distances: these are staged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +16,37 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-from quire.client import SyncClient
+from quire.client import Buffer, SyncClient
 from quire.integrations.staging import StagingPool
-from quire.integrations.vllm.blocks import KvBlocks, kernel_of
+from quire.integrations.vllm.blocks import KvBlocks, Offsets, kernel_of
 from quire.integrations.vllm.engine import (
     asynchronous,
     check,
     content_names,
     engine_of,
-    only_group,
-    staged_blocks_max,
+    groups_of,
+    resumes_behind_failures,
+    staged_bytes_max,
     staging_bytes,
     weights_of,
 )
+from quire.integrations.vllm.groups import Group
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import StepPlan, Unstored
+from quire.integrations.vllm.plan import Settled, StepPlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.stores import Stores
 from quire.integrations.vllm.worker import WorkerParts
+from quire.integrations.vllm.worth import LinkTime
 from quire.telemetry import logger
 
 
@@ -53,9 +59,9 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What a worker tells the scheduler of its blocks, once. `direct`: loads need no staging memory."""
+    """What a worker tells the scheduler of its blocks, once, by group. `direct`: loads need no staging memory."""
 
-    format: BlockFormat
+    formats: list[BlockFormat]
     direct: bool
 
 
@@ -63,12 +69,12 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What workers tell the scheduler after a step.
 
-    `loaded`: blocks and seconds of each load that arrived; `settled`: requests whose load is over, and whether it did.
+    `loaded`: blocks and seconds of each load that arrived; `settled`: loads that are over.
     """
 
     unstored: list[Unstored]
     loaded: list[tuple[int, float]]
-    settled: list[tuple[str, bool]]
+    settled: list[Settled]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport), "of the same connector"
@@ -77,13 +83,13 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         )
 
 
-class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Raises `ConfigInvalid` at start for models and settings that it does not serve; see docs/integrations/vllm.md."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
-        self._group = only_group(kv_cache_config)
+        self._groups = groups_of(kv_cache_config)
         check(vllm_config, self._settings, self._kv_transfer_config)
         self._stats, self._stats_lock = QuireStats(), threading.Lock()
         self._client = SyncClient(
@@ -94,17 +100,19 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         )
         self._client.start()
         self._matching: Matching | None = None
-        self._loads: Loads | None = None
-        self._stores: Stores | None = None
+        self._loads: list[Loads] = []
+        self._stores: list[Stores] = []
+        # Groups of which a request's load is not over, and requests of which a load failed in a group.
+        self._loading: dict[str, set[int]] = {}
+        self._failed: set[str] = set()
         if role is KVConnectorRole.SCHEDULER:
-            spec, caches = self._group.kv_cache_spec, vllm_config.cache_config
             self._matching = Matching(
                 settings=self._settings,
                 client=self._client,
-                block_tokens=spec.block_size,
-                hash_tokens=kv_cache_config.hash_block_size or caches.hash_block_size or spec.block_size,
-                asynchronous=asynchronous(vllm_config, self._settings),
-                staged_blocks_max=staged_blocks_max(self._settings, vllm_config, kv_cache_config),
+                groups=self._groups,
+                hash_tokens=_hash_tokens(vllm_config, kv_cache_config, self._groups),
+                asynchronous=asynchronous(vllm_config, self._settings, self._groups),
+                staged_bytes_max=staged_bytes_max(self._settings, vllm_config, self._groups),
                 names=content_names(vllm_config, kv_cache_config),
                 count=self._count,
             )
@@ -122,26 +130,28 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         assert self._matching is not None, "the scheduler's"
-        told = [each for _, each in sorted(metadata.items()) if isinstance(each, WorkerFormat)]
-        formats = [each.format for each in told]
+        workers = [worker for _, worker in sorted(metadata.items()) if isinstance(worker, WorkerFormat)]
         config, settings = self._vllm_config, self._settings
         weights = settings.weights or weights_of(config.model_config)
         engine = engine_of(config)
         spaces = [
-            namespace_of(
-                formats[shard],
-                model=settings.model or Path(config.model_config.model).name,
-                weights=weights,
-                engine=engine,
-                tenant_salt=bytes.fromhex(settings.tenant_salt),
-                shard=shard,
-                shards=len(formats),
-            )
-            for shard in range(len(formats))
+            [
+                namespace_of(
+                    worker.formats[group.number],
+                    model=settings.model or Path(config.model_config.model).name,
+                    weights=weights,
+                    engine=engine,
+                    tenant_salt=bytes.fromhex(settings.tenant_salt),
+                    shard=shard,
+                    shards=len(workers),
+                )
+                for shard, worker in enumerate(workers)
+            ]
+            for group in self._groups
         ]
-        digest = spaces[0].digest().hex()[:16]
-        logger().info("blocks of this engine", namespace=digest, shards=len(formats), weights=weights)
-        self._matching.name(spaces, direct=all(each.direct for each in told))
+        names = ", ".join(shards[0].digest().hex()[:16] for shards in spaces)
+        logger().info("blocks of this engine", namespaces=names, shards=len(workers), weights=weights)
+        self._matching.name(spaces, direct=all(worker.direct for worker in workers))
 
     def on_new_request(self, request: Any) -> None:
         assert self._matching is not None, "the scheduler's"
@@ -153,7 +163,7 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._matching is not None, "the scheduler's"
-        self._matching.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._matching.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         assert self._matching is not None, "the scheduler's"
@@ -173,6 +183,11 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._matching.loaded(report.loaded)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """What is stored was copied by then: vLLM may have its blocks back at once."""
         assert self._matching is not None, "the scheduler's"
         self._matching.finished(request.request_id)
@@ -183,22 +198,42 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._matching.reset()
         return True
 
-    def _blocks_of(self, request_id: str) -> Sequence[int]:
+    def _blocks_of(self, request_id: str) -> Sequence[Sequence[int]]:
         assert self._kv_cache_manager is not None, "bound at start"
-        blocks: Sequence[int] = self._kv_cache_manager.get_block_ids(request_id)[0]
+        blocks: Sequence[Sequence[int]] = self._kv_cache_manager.get_block_ids(request_id)
         return blocks
 
     # ---- worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        settings = self._settings
-        blocks = KvBlocks({name: kv_caches[name] for name in self._group.layer_names})
-        spec = self._group.kv_cache_spec
-        layer = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase)[self._group.layer_names[0]]
-        self._format = BlockFormat(
+        settings, config = self._settings, self._vllm_config
+        pool = StagingPool(self._client.allocate(staging_bytes(settings, config, self._groups)))
+        tables = [KvBlocks({name: kv_caches[name] for name in group.layers}) for group in self._groups]
+        self._formats = [self._format_of(*pair) for pair in zip(self._groups, tables, strict=True)]
+        ranges = self._ranges_of(tables)
+        self._direct = bool(ranges)
+        link = LinkTime(time.monotonic)
+        for number, blocks in enumerate(tables):
+            parts = WorkerParts(
+                client=self._client, blocks=blocks, pool=pool, shard=config.parallel_config.rank, count=self._count
+            )
+            direct = ranges[number] if ranges else None
+            self._loads.append(Loads(parts, direct=direct, timeout_s=settings.timeout_s, link=link))
+            self._stores.append(Stores(parts, settings.level))
+        self._layer_of = {
+            name: (number, layer) for number, blocks in enumerate(tables) for name, layer in blocks.layer_of.items()
+        }
+
+    def _format_of(self, group: Group, blocks: KvBlocks) -> BlockFormat:
+        """Raises `ConfigInvalid` for blocks that Quire cannot keep."""
+        config = self._vllm_config
+        spec = self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
+        layer = get_layers_from_vllm_config(config, AttentionLayerBase)[group.layers[0]]
+        blocks_format = BlockFormat(
+            group=f"{group.kind.value} {group.reach} {' '.join(group.layers)}",
             kernel=kernel_of(layer, spec),
             dtype=str(spec.dtype).removeprefix("torch."),
-            cache_dtype=str(self._vllm_config.cache_config.cache_dtype),
+            cache_dtype=str(config.cache_config.cache_dtype),
             shape=blocks.shape,
             strides=blocks.strides,
             layers=blocks.num_layers,
@@ -208,68 +243,87 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
             mla=isinstance(spec, MLAAttentionSpec),
             slab_bytes=blocks.slab_bytes,
         )
-        self._format.layout()
-        pool = StagingPool(self._client.allocate(staging_bytes(settings, self._vllm_config, self._kv_cache_config)))
-        direct = None
-        if settings.direct(asynchronous(self._vllm_config, settings)):
+        blocks_format.layout()
+        return blocks_format
+
+    def _ranges_of(self, tables: Sequence[KvBlocks]) -> list[tuple[Buffer, int, Offsets]]:
+        """vLLM's blocks, registered, for loads that go straight there; empty for loads that are staged."""
+        if not self._settings.direct(asynchronous(self._vllm_config, self._settings, self._groups)):
+            return []
+        registered: dict[int, Buffer] = {}
+        ranges = []
+        for blocks in tables:
             whole = blocks.whole()
-            if whole is not None:
-                everything, stride, offsets = whole
-                direct = self._client.register(everything), stride, offsets
-            else:
+            if whole is None:
                 logger().info("vLLM's blocks are not one range of memory: loads are staged")
-        shard = self._vllm_config.parallel_config.rank
-        parts = WorkerParts(client=self._client, blocks=blocks, pool=pool, shard=shard, count=self._count)
-        self._loads = Loads(parts, direct=direct, timeout_s=settings.timeout_s)
-        self._direct = direct is not None
-        self._stores = Stores(parts, settings.level)
-        self._layer_of = blocks.layer_of
+                return []
+            memory, stride, offsets = whole
+            if memory.data_ptr() not in registered:  # groups share it
+                registered[memory.data_ptr()] = self._client.register(memory)
+            ranges.append((registered[memory.data_ptr()], stride, offsets))
+        return ranges
 
     def get_handshake_metadata(self) -> WorkerFormat:
-        return WorkerFormat(self._format, self._direct)
+        return WorkerFormat(self._formats, self._direct)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """Stores begin here: `start_load_kv` may come behind the forward pass."""
         super().bind_connector_metadata(connector_metadata)
-        assert self._stores is not None and self._loads is not None, "the worker's"
         for request_id in connector_metadata.plan.abandoned:
-            self._loads.abandon(request_id)
-            self._stores.finished(request_id)
+            for loads, stores in zip(self._loads, self._stores, strict=True):
+                loads.abandon(request_id)
+                stores.finished(request_id)
         for plan in connector_metadata.plan.stores:
-            self._stores.start(plan)
+            self._stores[plan.group].start(plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        assert self._loads is not None, "the worker's"
         for plan in self._get_connector_metadata().plan.loads:
-            self._loads.start(plan)
-        for tried in self._get_connector_metadata().plan.tries:
-            self._loads.try_out(tried)
+            if plan.asynchronous:
+                self._loading.setdefault(plan.request_id, set()).add(plan.group)
+            self._loads[plan.group].start(plan)
+        for trial in self._get_connector_metadata().plan.tries:
+            self._loads[trial.group].try_out(trial)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        if self._loads is not None and layer_name in self._layer_of:
-            self._loads.layer(self._layer_of[layer_name])
+        if self._loads and layer_name in self._layer_of:
+            group, layer = self._layer_of[layer_name]
+            self._loads[group].layer(layer)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        if self._stores is not None and layer_name in self._layer_of:
-            self._stores.layer(self._layer_of[layer_name])
+        if self._stores and layer_name in self._layer_of:
+            group, layer = self._layer_of[layer_name]
+            self._stores[group].layer(layer)
 
     def wait_for_save(self) -> None:
-        assert self._stores is not None and self._loads is not None, "the worker's"
-        self._loads.finish_step()
-        self._stores.finish_step()
+        for loads, stores in zip(self._loads, self._stores, strict=True):
+            loads.finish_step()
+            stores.finish_step()
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        assert self._loads is not None, "the worker's"
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """A request is received when no group of its layers is loading. It has failed if one of them did."""
         if self._get_connector_metadata().plan.idle:
-            self._loads.pause()
-        return None, self._loads.received() or None
+            self._loads[0].pause()
+        received = set()
+        for number, loads in enumerate(self._loads):
+            for request_id, arrived in loads.received().items():
+                if not arrived and not resumes_behind_failures(self._groups):
+                    self._failed.add(request_id)
+                self._loading[request_id].discard(number)
+                if not self._loading[request_id]:
+                    del self._loading[request_id]
+                    received.add(request_id)
+        failed = self._failed & received
+        self._failed -= failed
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._loads.missing() if self._loads is not None else set()
+        missing = [loads.missing() for loads in self._loads]
+        return missing[0] if missing and resumes_behind_failures(self._groups) else set()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        assert self._stores is not None and self._loads is not None, "the worker's"
-        report = StepReport(self._stores.unstored(), self._loads.times(), self._loads.settled())
+        report = StepReport([], [], [])
+        for loads, stores in zip(self._loads, self._stores, strict=True):
+            report = report.aggregate(StepReport(stores.unstored(), loads.times(), loads.settled()))
         return report if report.unstored or report.loaded or report.settled else None
 
     # ---- both
@@ -295,3 +349,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def _count(self, name: str, value: float) -> None:
         with self._stats_lock:
             self._stats.add(name, value)
+
+
+def _hash_tokens(config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> int:
+    """How many tokens each of vLLM's hashes is of."""
+    return int(kv_cache_config.hash_block_size or config.cache_config.hash_block_size or groups[0].block_tokens)

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import huggingface_hub
 import vllm
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from quire.integrations.vllm.contents import ContentNames
+from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.weights import processor_digest, rope_depends_on_length, weights_name
 from quire.model.errors import ConfigInvalid
@@ -23,20 +30,45 @@ _STAGING_MIN: Final = 32 << 20
 _IMAGE_LIBRARIES: Final = ("transformers", "pillow", "torchvision", "opencv-python-headless")
 
 
-def only_group(kv_cache_config: Any) -> Any:
-    """Raises `ConfigInvalid` for hybrid models, and for attention that does not see the whole prefix."""
+def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
+    """Return the groups of a model's layers. Raises `ConfigInvalid` for state that QuireConnector does not serve."""
     groups = kv_cache_config.kv_cache_groups
-    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+    unserved = [group for group in groups if _kind_of(group.kv_cache_spec) is None or not group.enable_kv_transfer]
+    if unserved:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in unserved)
         raise ConfigInvalid(
-            f"this model's cache has {kinds}; QuireConnector serves full attention and MLA, in one group. "
-            "For hybrid models there is vLLM's own offloading",
+            f"this model's cache has {kinds}; QuireConnector serves full attention, MLA, sliding windows and chunked "
+            "attention. vLLM's own offloading with a QuireTier serves others",
             field="kv_connector",
         )
-    spec = groups[0].kv_cache_spec
-    if spec.sliding_window or spec.attention_chunk_size:
-        raise ConfigInvalid("sliding windows and chunked attention are not supported", field="kv_connector")
-    return groups[0]
+    return tuple(_group_of(number, group) for number, group in enumerate(groups))
+
+
+def _group_of(number: int, group: Any) -> Group:
+    spec = group.kv_cache_spec
+    kind = _kind_of(spec)
+    assert kind is not None, "served"
+    return Group(
+        number=number,
+        layers=tuple(group.layer_names),
+        kind=kind,
+        block_tokens=spec.block_size,
+        block_bytes=int(spec.page_size_bytes) * len(group.layer_names),
+        reach=_reach(spec, kind),
+    )
+
+
+def _reach(spec: Any, kind: Kind) -> int:
+    if kind is Kind.WINDOW:
+        return int(spec.sliding_window)
+    return int(spec.attention_chunk_size) if kind is Kind.CHUNKED else 0
+
+
+def _kind_of(spec: Any) -> Kind | None:
+    """Return which tokens the layers read of what vLLM keeps; None for what is no attention, or of another form."""
+    kinds = {FullAttentionSpec: Kind.FULL, MLAAttentionSpec: Kind.FULL}
+    kinds |= {SlidingWindowSpec: Kind.WINDOW, ChunkedLocalAttentionSpec: Kind.CHUNKED}
+    return kinds.get(type(spec))
 
 
 def check(config: Any, settings: Settings, transfer: Any) -> None:
@@ -69,7 +101,7 @@ def check_contents(config: Any) -> None:
         raise ConfigInvalid("is off: blocks have no hashes then", field="enable_prefix_caching")
 
 
-def asynchronous(config: Any, settings: Settings) -> bool:
+def asynchronous(config: Any, settings: Settings, groups: Sequence[Group]) -> bool:
     """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
 
     Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
@@ -79,6 +111,7 @@ def asynchronous(config: Any, settings: Settings) -> bool:
         "vLLM's V2 model runner (vllm 49250)": getattr(config, "use_v2_model_runner", False),
         "asynchronous scheduling": getattr(config.scheduler_config, "async_scheduling", False),
         "speculative decoding": getattr(config, "speculative_config", None) is not None,
+        "layers that do not keep the whole prefix": not resumes_behind_failures(groups),
     }
     names = ", ".join(name for name, there in unfit.items() if there)
     if settings.load == "layerwise" and names:
@@ -89,28 +122,31 @@ def asynchronous(config: Any, settings: Settings) -> bool:
     return settings.load != "layerwise"
 
 
-def block_bytes(kv_cache_config: Any) -> int:
-    """Of a block in all layers of a worker."""
-    group = kv_cache_config.kv_cache_groups[0]
-    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+def resumes_behind_failures(groups: Sequence[Group]) -> bool:
+    """Return whether vLLM may be told which blocks failed, so that it computes from the first of these on.
+
+    Layers with windows would read what is in front of it, which was neither loaded nor computed; and of several groups
+    vLLM is told requests only, which compute everything.
+    """
+    return [group.kind for group in groups] == [Kind.FULL]
 
 
-def staging_bytes(settings: Settings, config: Any, kv_cache_config: Any) -> int:
+def staging_bytes(settings: Settings, config: Any, groups: Sequence[Group]) -> int:
     """As set, or twice what a step can compute, so that one is stored while the next one computes, or a request has."""
     if settings.staging_bytes:
         return settings.staging_bytes
-    limits, spec = config.scheduler_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    limits = config.scheduler_config
     tokens = max(limits.max_num_batched_tokens, config.model_config.max_model_len)
-    blocks = int(tokens // spec.block_size + limits.max_num_seqs)
+    computed = sum((tokens // group.block_tokens + limits.max_num_seqs) * group.block_bytes for group in groups)
     machine = (
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(config.parallel_config.tensor_parallel_size)
     )
-    return max(_STAGING_MIN, min(2 * blocks * block_bytes(kv_cache_config), machine // 8))
+    return max(_STAGING_MIN, min(2 * int(computed), machine // 8))
 
 
-def staged_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> int:
-    """How many blocks loads, or stores, of one request may have in staging memory, beside the other half."""
-    return max(1, staging_bytes(settings, config, kv_cache_config) // 2 // block_bytes(kv_cache_config))
+def staged_bytes_max(settings: Settings, config: Any, groups: Sequence[Group]) -> int:
+    """How much loads, or stores, of one request may have of staging memory, beside the other half."""
+    return staging_bytes(settings, config, groups) // 2
 
 
 def content_names(config: Any, kv_cache_config: Any) -> ContentNames:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup
-from quire.integrations.vllm.plan import LoadPlan, TryPlan
+from quire.integrations.vllm.plan import LoadPlan, Settled, TryPlan
 from quire.integrations.vllm.worker import WorkerParts
 from quire.integrations.vllm.worth import LinkTime, late
 from quire.model.descriptor import DeliveryOrder
@@ -115,9 +115,9 @@ class Load:
 
 
 class Loads:
-    """Of one worker. `direct`: vLLM's blocks as one registered range, with layer stride and offsets of blocks.
+    """Of one worker and group. `direct`: vLLM's blocks as one registered range, with layer stride and block offsets.
 
-    Without it every load is staged.
+    Without it every load is staged. `link`: shared by the groups of a worker.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Loads:
         *,
         direct: tuple[Buffer, int, np.ndarray[tuple[int], np.dtype[np.int64]]] | None,
         timeout_s: float,
+        link: LinkTime,
     ) -> None:
         self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
         self._shard = parts.shard
@@ -136,29 +137,36 @@ class Loads:
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
         self._times: list[tuple[int, float]] = []
-        self._link = LinkTime(time.monotonic)
+        self._link = link
         self._trying = False
-        self._settled: list[tuple[str, bool]] = []
+        self._settled: list[Settled] = []
         self._news = threading.Event()
 
     def start(self, plan: LoadPlan) -> None:
         """Have it delivered. What has no room to land in counts as missing."""
         staging = None
-        if self._direct is None:
+        if self._direct is None and plan.blocks:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
         load = Load(plan, plan.found[self._shard], staging, self._link)
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
             self._layerwise.append(load)
+        if not plan.blocks:  # no layer reads what is in front of its window
+            self._end(load)
+            return
         if self._direct is None and staging is None:
             logger().warning("no staging memory for a load", blocks=len(plan.blocks))
             load.missing = set(plan.blocks)
-            load.note(failed=True, ended=True)
-            self._link.end()
-            self._client.spawn(self._release(load.found))
+            self._end(load)
             return
         self._client.spawn(self._run(load))
+
+    def _end(self, load: Load) -> None:
+        """Of one for which nothing is delivered."""
+        load.note(failed=bool(load.missing), ended=True)
+        self._link.end()
+        self._client.spawn(self._release(load.found))
 
     def try_out(self, plan: TryPlan) -> None:
         """Deliver it to staging memory, for the time that it takes; one at a time, and where there is room."""
@@ -189,8 +197,8 @@ class Loads:
             self._settle(load)
         self._layerwise = []
 
-    def settled(self) -> list[tuple[str, bool]]:
-        """Requests whose load is over, and whether all of it arrived, since this was last asked."""
+    def settled(self) -> list[Settled]:
+        """Loads that are over, since this was last asked."""
         settled, self._settled = self._settled, []
         return settled
 
@@ -217,8 +225,9 @@ class Loads:
 
     def _report(self, load: Load, missing: set[int]) -> None:
         self._bad |= missing
-        self._settled.append((load.plan.request_id, not missing))
-        if not missing and not load.noted:
+        plan = load.plan
+        self._settled.append(Settled(request_id=plan.request_id, group=plan.group, arrived=not missing))
+        if plan.blocks and not missing and not load.noted:
             self._times.append((len(load.plan.blocks), load.took_s or load.alone_s))
         self._count("failed_blocks", len(missing))
         self._count("loaded_blocks", len(load.plan.blocks) - len(missing))
@@ -251,14 +260,16 @@ class Loads:
         self._news.wait(_PAUSE_S)
         self._news.clear()
 
-    def received(self) -> set[str]:
-        """Requests whose load has ended since this was last asked, well or not."""
-        done = set()
+    def received(self) -> dict[str, bool]:
+        """Requests whose load has ended since this was last asked, and whether all of it arrived."""
+        done = {}
         for request_id, load in list(self._asynchronous.items()):
             if load.ended:
                 self._conclude(load)
+                done[request_id] = not load.missing
             elif load.quarantine():
                 self._report(load, set(load.plan.blocks))
+                done[request_id] = False
             elif load.late or time.monotonic() - load.begun_s > self._timeout_s:
                 if not load.noted:
                     self._give_up(load)
@@ -267,7 +278,6 @@ class Loads:
             else:
                 continue
             del self._asynchronous[request_id]
-            done.add(request_id)
         return done
 
     def times(self) -> list[tuple[int, float]]:

@@ -10,56 +10,39 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from math import lcm
 from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.vllm.contents import ContentNames, Contents
+from quire.integrations.vllm.groups import NULL_BLOCK, Group, bytes_to_load
 from quire.integrations.vllm.hints import retain, retain_s
-from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, TryPlan, Unstored
+from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
+from quire.integrations.vllm.requests import Part, Spaces, State
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
 from quire.model.errors import QuireError
-from quire.model.hashing import Namespace, engine_keys
+from quire.model.hashing import Namespace
 from quire.model.keys import KEYS_MAX, ChunkKeys
 from quire.telemetry import logger
 
 _LEASE_MS: Final = 60_000
 _FRESH_S: Final = 30.0
 
-
-@dataclass(slots=True)
-class _Request:
-    """One that vLLM has. `known`: chunks from the start that Quire has, None while that is open; `looked_up`: those it
-    had when it was asked, the others this engine has stored since.
-
-    `storable`: whether that is known; behind chunks that may be missing nothing can be stored. `load_first`: the first
-    chunk of its last load. `naming`: of its contents, which have names once it ends: `contents`.
-    """
-
-    request: Any
-    naming: Future[Contents] | None = None
-    contents: Contents | None = None
-    asking: Future[tuple[Lookup, ...]] | None = None
-    asked_s: float = 0.0
-    found: tuple[Lookup, ...] = ()
-    known: int | None = None
-    looked_up: int = 0
-    storable: bool = False
-    promised: tuple[int, int] = (0, 0)
-    load_first: int = 0
-    preemptions: int = 0
-    keys: list[tuple[bytes, ...]] = field(default_factory=list)
+Blocks = Sequence[Sequence[int]]
+"""Block ids of a request by group."""
 
 
 class Matching:
-    """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures.
+    """`groups`: of the model's layers; `hash_tokens`: of vLLM's hashes, those of a block or a part of them.
 
-    `names`: of contents that vLLM's hashes do not name. `staged_blocks_max`: how many of one request a worker has room
-    for in staging memory.
+    `names`: of contents that vLLM's hashes do not name. `staged_bytes_max`: how much of one request a worker has room
+    for in staging memory. `count`: tells figures.
     """
 
     def __init__(
@@ -67,25 +50,28 @@ class Matching:
         *,
         settings: Settings,
         client: SyncClient,
-        block_tokens: int,
+        groups: Sequence[Group],
         hash_tokens: int,
         asynchronous: bool,
-        staged_blocks_max: int,
+        staged_bytes_max: int,
         names: ContentNames,
         count: Callable[[str, float], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._client = client
-        self._block_tokens = block_tokens
-        self._hashes_per_block = block_tokens // hash_tokens
+        self._groups = tuple(groups)
+        self._hash_tokens = hash_tokens
+        # A prefix ends where blocks of all groups do.
+        self._unit = lcm(*(group.block_tokens for group in groups))
         self._asynchronous = asynchronous
-        self._store_blocks_max = self._load_blocks_max = staged_blocks_max
+        self._staged_bytes_max = staged_bytes_max
+        self._load_bytes_max: int | None = staged_bytes_max
         self._names = names
         self._count = count
         self._now_s = now_s
-        self._namespaces: tuple[Namespace, ...] = ()
-        self._requests: dict[str, _Request] = {}
+        self._spaces: Spaces = ()
+        self._requests: dict[str, State] = {}
         self._plan = StepPlan()
         self._absence = Absence(settings.away_s, now_s)
         # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
@@ -96,25 +82,26 @@ class Matching:
 
     # ---- what vLLM tells
 
-    def name(self, namespaces: Sequence[Namespace], *, direct: bool) -> None:
-        """What this engine's blocks are called, one for each shard; `direct`: loads need no staging memory.
+    def name(self, spaces: Spaces, *, direct: bool) -> None:
+        """What this engine's blocks are called; `direct`: loads need no staging memory.
 
         Before that everything is a miss.
         """
-        self._namespaces = tuple(namespaces)
+        self._spaces = tuple(tuple(shards) for shards in spaces)
         if direct:
-            self._load_blocks_max = KEYS_MAX
+            self._load_bytes_max = None
 
     def arrived(self, request: Any) -> None:
         """A new request: ask for its prefix."""
-        if self._namespaces and request.request_id not in self._requests:
-            state = self._requests[request.request_id] = _Request(request)
-            if request.lora_request is None and not request.mm_features:
-                state.contents = Contents()
-                self._ask(state)
-            else:
-                state.asked_s = self._now_s()
-                state.naming = self._client.spawn(asyncio.to_thread(self._names.of, request))
+        if not self._spaces or request.request_id in self._requests:
+            return
+        state = self._requests[request.request_id] = State(request, tuple(Part() for _ in self._groups))
+        if request.lora_request is None and not request.mm_features:
+            state.contents = Contents()
+            self._ask(state)
+        else:
+            state.asked_s = self._now_s()
+            state.naming = self._client.spawn(asyncio.to_thread(self._names.of, request))
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind those computed that can be loaded, or None: ask again; and whether other requests go on."""
@@ -122,67 +109,97 @@ class Matching:
         state = self._requests.get(request.request_id)
         if state is None:
             return 0, False
-        computed = computed_tokens // self._block_tokens
-        usable = (request.num_tokens - 1) // self._block_tokens  # the last token is always computed
+        computed = computed_tokens // self._unit * self._unit
+        usable = (request.num_tokens - 1) // self._unit * self._unit  # the last token is always computed
         if usable <= computed:
             return 0, False
         if request.num_preemptions > state.preemptions:  # its blocks are gone: Quire may have them by now
-            state.preemptions, state.known = request.num_preemptions, None
-            self._give_back(state)
-            self._ask(state)
-        if state.known is None and not self._answered(state):
+            state.preemptions = request.num_preemptions
+            self._ask_again(state)
+        if not state.answered and not self._is_answered(state):
             return None, False
-        if state.found and not self._names.is_current(request):
+        if state.is_found and not self._names.is_current(request):
             self._give_back(state)
-            state.storable = False
-        if state.found and self._now_s() - state.asked_s > _FRESH_S:  # it waited so long that the lease may run out
-            self._give_back(state)
-            state.known = None
-            self._ask(state)
+            state.nothing_stored(storable=False)
+        if state.is_found and self._now_s() - state.asked_s > _FRESH_S:  # the lease may run out meanwhile
+            self._ask_again(state)
             return None, False
-        count = min(min(state.known or 0, usable) - computed, self._load_blocks_max) if state.found else 0
-        if count <= 0:
+        tokens = self._loadable(state, computed, usable)
+        if tokens <= 0:
             return 0, False
-        decided = not self._settings.cut_off or state.promised == (computed, count)
-        if not decided and not self._worth.load(count, count * self._block_tokens):
-            self._count("recomputed_blocks", min(state.known or 0, usable) - computed)
-            self._try(state, computed, count)
+        decided = not self._settings.cut_off or state.promised == (computed, tokens)
+        blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._groups)
+        if not decided and not self._worth.load(blocks, tokens):
+            self._count("recomputed_blocks", blocks)
+            self._try(state, computed, computed + tokens)
             self._give_back(state)
             return 0, False
-        state.promised = (computed, count)
-        return count * self._block_tokens, self._asynchronous
+        state.promised = (computed, tokens)
+        return tokens, self._asynchronous
 
-    def _try(self, state: _Request, first: int, count: int) -> None:
-        """See now and then what loading takes by now."""
-        few = self._worth.tried(count, self._now_s())
+    def _loadable(self, state: State, computed: int, usable: int) -> int:
+        """How many tokens behind `computed` every group has, and there is room for."""
+        matched = min(part.matched * group.block_tokens for part, group in zip(state.parts, self._groups, strict=True))
+        units = (min(matched, usable) - computed) // self._unit
+        if units <= 0:
+            return 0
+        most = self._load_bytes_max
+        if most is not None:
+
+            def size(count: int) -> int:
+                return bytes_to_load(self._groups, computed, computed + count * self._unit)
+
+            units = bisect_right(range(1, units + 1), most, key=size)
+            while units and size(units) > most:  # a window's part is not the same everywhere
+                units -= 1
+        return units * self._unit
+
+    def _try(self, state: State, computed: int, until: int) -> None:
+        """See now and then what loading takes by now, of the group that has most to load."""
+        group = max(self._groups, key=lambda group: group.blocks_to_load(computed, until) * group.block_bytes)
+        blocks = group.blocks_to_load(computed, until)
+        few = self._worth.tried(blocks, self._now_s())
         if few:
-            self._plan.tries.append(TryPlan(found=state.found, first=first, count=few))
-            state.found = ()  # the lease is the try's
+            part, first = state.parts[group.number], until // group.block_tokens - blocks
+            self._plan.tries.append(TryPlan(group=group.number, found=part.found, first=first, count=few))
+            part.found = ()  # the lease is the try's
 
-    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+    def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
         """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""
         state = self._requests.get(request.request_id)
-        if state is None or not state.found:
+        if state is None or not state.is_found:
             return
-        first, count = state.promised
         if tokens <= 0:
             self._give_back(state)
             return
-        count = min(count, tokens // self._block_tokens)
-        self._plan.loads.append(
-            LoadPlan(
+        computed, promised = state.promised
+        until = computed + min(promised, tokens // self._unit * self._unit)
+        worth_s = self._worth.compute_s(until - computed) if self._settings.cut_off else 0.0
+        loads = []
+        for group, part, ids in zip(self._groups, state.parts, block_ids, strict=True):
+            first, stop = computed // group.block_tokens, until // group.block_tokens
+            while first < stop and ids[first] == NULL_BLOCK:  # in front of the window
+                first += 1
+            part.load_first = first
+            load = LoadPlan(
                 request_id=request.request_id,
-                found=state.found,
+                group=group.number,
+                found=part.found,
                 first=first,
-                blocks=tuple(block_ids[first : first + count]),
+                blocks=tuple(ids[first:stop]),
                 asynchronous=self._asynchronous,
-                worth_s=self._worth.compute_s(count * self._block_tokens) if self._settings.cut_off else 0.0,
+                worth_s=worth_s,
             )
-        )
-        state.found = ()  # the lease is the load's from here on
-        state.load_first = first
+            loads.append(load)
+            part.found = ()  # the lease is the load's from here on
+        # vLLM waits to hear of a load, even if no layer reads a block that is to be loaded.
+        wanted = [load for load in loads if load.blocks] or loads[:1]
+        for load in loads:
+            if not load.blocks and load is not wanted[0]:
+                self._release(load.found)
+        self._plan.loads += wanted
         if not self._asynchronous:
-            self._unsettled[request.request_id] = set(block_ids[first : first + count])
+            self._unsettled[request.request_id] = {block for load in wanted for block in load.blocks}
 
     def ended(self) -> None:
         """The step that was planned last has run."""
@@ -191,39 +208,39 @@ class Matching:
             self._worth.computed(tokens, self._now_s() - started_s)
             self._step = None
 
-    def loaded(self, told: Sequence[tuple[int, float]]) -> None:
+    def loaded(self, loads: Sequence[tuple[int, float]]) -> None:
         """How long loads took: blocks and seconds of each."""
-        for blocks, seconds in told:
+        for blocks, seconds in loads:
             self._worth.loaded(blocks, seconds)
 
-    def settled(self, told: Sequence[tuple[str, bool]]) -> None:
+    def settled(self, loads: Sequence[Settled]) -> None:
         """How loads went, by worker. What did not arrive in one shard is stored again in all of them."""
-        for request_id, arrived in told:
-            self._unsettled.pop(request_id, None)
-            state = self._requests.get(request_id)
-            if state is not None and state.known is not None and not arrived:
-                state.known = min(state.known, state.load_first)
+        for load in loads:
+            self._unsettled.pop(load.request_id, None)
+            state = self._requests.get(load.request_id)
+            if state is not None and state.answered and not load.arrived:
+                part = state.parts[load.group]
+                part.stored = min(part.stored, part.load_first)
 
-    def unstored(self, told: Sequence[Unstored]) -> None:
+    def unstored(self, stores: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
-        for each in told:
-            state = self._requests.get(each.request_id)
-            if state is not None and state.known is not None:
-                state.known = min(state.known, each.first)
-                state.storable = state.storable and each.later
+        for store in stores:
+            state = self._requests.get(store.request_id)
+            if state is not None and state.answered:
+                part = state.parts[store.group]
+                part.stored = min(part.stored, store.first)
+                part.storable = part.storable and store.later
 
-    def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
+    def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Blocks]) -> StepPlan:
         """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
         plan, self._plan = self._plan, StepPlan()
         plan.idle = not scheduled
         # A step that loads layer by layer takes as long as its loads.
-        tokens = 0 if any(not load.asynchronous for load in plan.loads) else sum(each[2] for each in scheduled)
-        self._step = (self._now_s(), tokens)
+        layerwise = any(not load.asynchronous for load in plan.loads)
+        self._step = (self._now_s(), 0 if layerwise else sum(tokens for *_, tokens in scheduled))
         if self._settings.store:
-            for request_id, computed, count in scheduled:
-                store = self._store(request_id, computed, count, blocks_of)
-                if store is not None:
-                    plan.stores.append(store)
+            for request_id, computed, tokens in scheduled:
+                plan.stores += self._store(request_id, computed + tokens, blocks_of)
         return plan
 
     def finished(self, request_id: str) -> None:
@@ -234,83 +251,126 @@ class Matching:
             self._give_back(state)
             self._retain(state)
 
-    def _retain(self, state: _Request) -> None:
+    def _retain(self, state: State) -> None:
         """Its prompt's whole blocks, if that was asked for."""
         request, seconds = state.request, retain_s(state.request)
-        hashed = len(request.block_hashes) // self._hashes_per_block
-        whole = min(request.num_prompt_tokens // self._block_tokens, hashed, self._blocks_max(state))
-        if seconds and whole:
-            prefixes = list(zip(self._spaces(state), self._keys(state, whole), strict=True))
+        prefixes: list[tuple[Namespace, ChunkKeys]] = []
+        for group in self._groups if seconds else ():
+            whole = min(request.num_prompt_tokens // group.block_tokens, self._named(state, group))
+            if whole:
+                keys = state.keys(self._spaces, group, self._hash_tokens, whole)
+                prefixes += zip(state.spaces(self._spaces, group), keys, strict=True)
+        if prefixes:
             self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
 
     def reset(self) -> None:
         """From now on nothing that was stored before is found: the weights may have changed."""
         since = uuid.uuid4().hex[:16]
-        self._namespaces = tuple(
-            replace(each, weight_version=f"{each.weight_version.partition('#')[0]}#{since}")
-            for each in self._namespaces
+        self._spaces = tuple(
+            tuple(
+                replace(space, weight_version=f"{space.weight_version.partition('#')[0]}#{since}") for space in shards
+            )
+            for shards in self._spaces
         )
         for state in self._requests.values():
             self._give_back(state)
-            state.known, state.keys = 0, []
-            state.storable = False
+            state.nothing_stored(storable=False)
+            for part in state.parts:
+                part.keys = []
 
     # ---- stores
 
-    def _store(
-        self, request_id: str, computed: int, tokens: int, blocks_of: Callable[[str], Sequence[int]]
-    ) -> StorePlan | None:
+    def _store(self, request_id: str, computed: int, blocks_of: Callable[[str], Blocks]) -> list[StorePlan]:
+        """What of a request is to be stored, of which `computed` tokens are there when the step has run."""
         state = self._requests.get(request_id)
-        if state is None or (state.known is None and not self._answered(state)) or not state.storable:
-            return None
-        request, first = state.request, state.known or 0
-        until = (computed + tokens) // self._block_tokens
+        if state is None or not (state.answered or self._is_answered(state)):
+            return []
         if not self._settings.store_output:
-            until = min(until, request.num_prompt_tokens // self._block_tokens)
-        hashed = len(request.block_hashes) // self._hashes_per_block
-        until = min(until, hashed, self._blocks_max(state), first + self._store_blocks_max)
-        if until <= first:
+            computed = min(computed, state.request.num_prompt_tokens)
+        ranges = [
+            (group, part.stored, self._store_until(state, group, part, computed))
+            for group, part in zip(self._groups, state.parts, strict=True)
+            if part.storable
+        ]
+        ranges = [(group, first, until) for group, first, until in ranges if until > first]
+        if not ranges:
+            return []
+        if not self._names.is_current(state.request):
+            state.nothing_stored(storable=False)
+            return []
+        tables = blocks_of(request_id)
+        stores = [self._store_plan(state, group, tables[group.number][:until], first) for group, first, until in ranges]
+        return [store for store in stores if store is not None]
+
+    def _store_until(self, state: State, group: Group, part: Part, computed: int) -> int:
+        """The block until which a step may store: with a name, and with room, which groups share."""
+        room = max(1, self._staged_bytes_max // len(self._groups) // group.block_bytes)
+        return min(computed // group.block_tokens, self._named(state, group), part.stored + room)
+
+    def _store_plan(self, state: State, group: Group, blocks: Sequence[int], first: int) -> StorePlan | None:
+        """None where blocks may have to go, or are not all there any more."""
+        part = state.parts[group.number]
+        waits = any(not unsettled.isdisjoint(blocks) for unsettled in self._unsettled.values())
+        if waits or len(blocks) <= first:
             return None
-        if not self._names.is_current(request):
-            state.storable = False
+        if NULL_BLOCK in blocks[first:]:  # they have left the window; what comes behind them would have no parent
+            part.storable = False
             return None
-        blocks = tuple(blocks_of(request_id)[:until])
-        if len(blocks) < until or any(not unsettled.isdisjoint(blocks) for unsettled in self._unsettled.values()):
-            return None
-        state.known = until
+        part.stored = len(blocks)
         return StorePlan(
-            request_id=request_id,
-            namespaces=self._spaces(state),
-            keys=self._keys(state, until),
-            known=state.looked_up,
+            request_id=state.request.request_id,
+            group=group.number,
+            namespaces=state.spaces(self._spaces, group),
+            keys=state.keys(self._spaces, group, self._hash_tokens, len(blocks)),
+            known=part.looked_up,
             first=first,
-            blocks=blocks[first:],
+            blocks=tuple(blocks[first:]),
         )
+
+    def _named(self, state: State, group: Group) -> int:
+        """How many of its blocks have names, as far as one request may have them."""
+        return min(state.blocks_max(group, self._hash_tokens), KEYS_MAX)
 
     # ---- look-ups
 
-    def _ask(self, state: _Request) -> None:
+    def _ask(self, state: State) -> None:
         state.asked_s = self._now_s()
-        chunks = min(len(state.request.block_hashes) // self._hashes_per_block, self._blocks_max(state))
-        if not chunks:
-            state.known, state.storable = 0, True
+        counts = [self._named(state, group) for group in self._groups]
+        if not all(counts):
+            state.nothing_stored(storable=True)
             return
         if self._absence:
-            return  # `_answered` makes it a miss
-        asked = zip(self._spaces(state), self._keys(state, chunks), strict=True)
-        state.asking = self._client.spawn(_look_up(self._client, list(asked)))
+            return  # `_is_answered` makes it a miss
+        asked = [
+            list(
+                zip(
+                    state.spaces(self._spaces, group),
+                    state.keys(self._spaces, group, self._hash_tokens, count),
+                    strict=True,
+                )
+            )
+            for group, count in zip(self._groups, counts, strict=True)
+        ]
+        state.asking = self._client.spawn(_look_up(self._client, asked))
 
-    def _answered(self, state: _Request) -> bool:
+    def _ask_again(self, state: State) -> None:
+        self._give_back(state)
+        state.answered = False
+        self._ask(state)
+
+    def _is_answered(self, state: State) -> bool:
         """Whether it is known what Quire has of it; what failed, or takes too long, counts as nothing."""
-        if state.contents is None and not self._named(state):
-            return state.known is not None
+        if state.contents is None and not self._is_named(state):
+            return state.answered
+        if state.answered:
+            return True
         if state.asking is None:
-            state.known = 0
+            state.nothing_stored(storable=False)
             return True
         if not state.asking.done():
             if self._now_s() - state.asked_s < self._settings.lookup_timeout_s:
                 return False
-            _when_done(state.asking, self._release)
+            _when_done(state.asking, self._release_all)
             self._failed(state, "no answer in time")
             return True
         error = state.asking.exception()
@@ -319,20 +379,23 @@ class Matching:
             return True
         self._count("lookups", 1)
         self._absence.answered()
-        state.found, state.asking = state.asking.result(), None
-        state.known = state.looked_up = min(len(each.keys) for each in state.found)
-        state.storable = True
-        if not state.known:
+        found, state.asking, state.answered = state.asking.result(), None, True
+        for part, shards in zip(state.parts, found, strict=True):
+            part.found = shards
+            part.stored = part.looked_up = part.matched
+            part.storable = True
+        if not all(part.matched for part in state.parts):
             self._give_back(state)
         return True
 
-    def _named(self, state: _Request) -> bool:
+    def _is_named(self, state: State) -> bool:
         """Whether the request's contents have names; those without, or for which that takes too long, are a miss."""
         if state.naming is None:
+            state.nothing_stored(storable=False)
             return False
         if not state.naming.done():
             if self._now_s() - state.asked_s >= self._settings.lookup_timeout_s:
-                state.known = 0
+                state.nothing_stored(storable=False)
             return False
         naming, state.naming = state.naming, None
         error = naming.exception()
@@ -340,65 +403,55 @@ class Matching:
             state.contents = naming.result()
             self._ask(state)
             return True
-        state.known = 0
+        state.nothing_stored(storable=False)
         logger().warning("a request is not cached", request=state.request.request_id, reason=str(error) or repr(error))
         return False
 
-    def _failed(self, state: _Request, why: str) -> None:
-        state.asking, state.known = None, 0
+    def _failed(self, state: State, why: str) -> None:
+        state.asking = None
+        state.nothing_stored(storable=False)
         self._count("failed_lookups", 1)
         away_s = self._absence.failed()
         logger().warning("Quire does not answer look-ups; vLLM goes on without it", error=why, for_s=away_s)
 
-    def _keys(self, state: _Request, chunks: int) -> tuple[ChunkKeys, ...]:
-        """Of the first `chunks` blocks, for each shard."""
-        have, step = len(state.keys), self._hashes_per_block
-        if chunks > have:
-            assert state.contents is not None, "named by now"
-            hashes = [
-                bytes(block) for block in state.request.block_hashes[have * step + step - 1 : chunks * step : step]
-            ]
-            fresh = ChunkKeys(b"".join(state.contents.fold(hashes, have, self._block_tokens)))
-            state.keys += zip(*(engine_keys(space, fresh) for space in self._spaces(state)), strict=True)
-        return tuple(
-            ChunkKeys(b"".join(each[shard] for each in state.keys[:chunks])) for shard in range(len(self._namespaces))
-        )
-
-    def _spaces(self, state: _Request) -> tuple[Namespace, ...]:
-        """The namespace of each shard: an adapter has its own."""
-        adapter = state.contents.adapter if state.contents is not None else ""
-        if not adapter:
-            return self._namespaces
-        return tuple(replace(space, adapter=adapter) for space in self._namespaces)
-
-    def _blocks_max(self, state: _Request) -> int:
-        """How many of its blocks have names."""
-        return state.contents.blocks_max(state.request, self._block_tokens) if state.contents is not None else 0
-
-    def _give_back(self, state: _Request) -> None:
+    def _give_back(self, state: State) -> None:
         if state.asking is not None:
-            _when_done(state.asking, self._release)
+            _when_done(state.asking, self._release_all)
             state.asking = None
-        self._release(state.found)
-        state.found = ()
+        for part in state.parts:
+            self._release(part.found)
+            part.found = ()
 
     def _release(self, found: Sequence[Lookup]) -> None:
-        for each in found:
-            if each.lease:
-                self._client.spawn(_let_go(self._client, each))
+        for lookup in found:
+            if lookup.lease:
+                self._client.spawn(_let_go(self._client, lookup))
+
+    def _release_all(self, found: Sequence[Sequence[Lookup]]) -> None:
+        for shards in found:
+            self._release(shards)
 
 
-async def _look_up(client: SyncClient, asked: Sequence[tuple[Namespace, ChunkKeys]]) -> tuple[Lookup, ...]:
-    """Of each shard."""
-    found: list[Lookup] = []
-    try:
-        for namespace, keys in asked:
-            found.append(await client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS))
-    except QuireError:
-        for each in found:
-            await _let_go(client, each)
-        raise
-    return tuple(found)
+async def _look_up(
+    client: SyncClient, asked: Sequence[Sequence[tuple[Namespace, ChunkKeys]]]
+) -> tuple[tuple[Lookup, ...], ...]:
+    """Of each group and shard, all at once."""
+    ends = await asyncio.gather(
+        *(
+            client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS)
+            for shards in asked
+            for namespace, keys in shards
+        ),
+        return_exceptions=True,
+    )
+    errors = [end for end in ends if isinstance(end, BaseException)]
+    if errors:
+        for end in ends:
+            if isinstance(end, Lookup):
+                await _let_go(client, end)
+        raise errors[0]
+    found = iter([end for end in ends if isinstance(end, Lookup)])
+    return tuple(tuple(next(found) for _ in shards) for shards in asked)
 
 
 async def _let_go(client: SyncClient, found: Lookup) -> None:
@@ -408,5 +461,7 @@ async def _let_go(client: SyncClient, found: Lookup) -> None:
         logger().debug("a lease stays until it runs out", error=str(error))
 
 
-def _when_done(asking: Future[tuple[Lookup, ...]], then: Callable[[Sequence[Lookup]], None]) -> None:
+def _when_done(
+    asking: Future[tuple[tuple[Lookup, ...], ...]], then: Callable[[Sequence[Sequence[Lookup]]], None]
+) -> None:
     asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

@@ -26,11 +26,12 @@ _DTYPES: Final = {
 class BlockFormat:
     """How a worker's kernels keep a block, as the worker itself found it.
 
-    `kernel`: attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's
-    tensor within a block, in elements, so that layouts of the same size are told apart; `slab_bytes`: of one block of
-    one layer.
+    `group`: the kind of its attention and its layers' names: one hash of vLLM's names blocks of every group. `kernel`:
+    attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's tensor within a
+    block, in elements, so that layouts of the same size are told apart; `slab_bytes`: of one block of one layer.
     """
 
+    group: str
     kernel: str
     dtype: str
     cache_dtype: str
@@ -76,6 +77,7 @@ def namespace_of(
     """
     layout = formats.layout()
     told = {
+        "group": formats.group,
         "kernel": formats.kernel,
         "dtype": formats.dtype,
         "cache_dtype": formats.cache_dtype,

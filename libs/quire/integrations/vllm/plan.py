@@ -11,12 +11,13 @@ from quire.model.keys import ChunkKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Chunks from `first` on, one for each of `blocks`, of what was found; `found` has one look-up for each shard.
+    """Chunks from `first` on of one group of layers, one for each of `blocks`; `found` has one look-up for each shard.
 
     `worth_s`: what it costs to compute them, 0 where that is not known.
     """
 
     request_id: str
+    group: int
     found: tuple[Lookup, ...]
     first: int
     blocks: tuple[int, ...]
@@ -28,6 +29,7 @@ class LoadPlan:
 class TryPlan:
     """So many chunks from `first` on, to be delivered for nothing but the time that it takes."""
 
+    group: int
     found: tuple[Lookup, ...]
     first: int
     count: int
@@ -41,6 +43,7 @@ class StorePlan:
     """
 
     request_id: str
+    group: int
     namespaces: tuple[Namespace, ...]
     keys: tuple[ChunkKeys, ...]
     known: int
@@ -53,8 +56,18 @@ class Unstored:
     """What a worker did not store, from chunk `first` on. `later`: there was no room for it just now."""
 
     request_id: str
+    group: int
     first: int
     later: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A load that is over in one shard and group. `arrived`: whether all of it did."""
+
+    request_id: str
+    group: int
+    arrived: bool
 
 
 @dataclass(slots=True)

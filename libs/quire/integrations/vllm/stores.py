@@ -43,7 +43,7 @@ class _Store:
 
 
 class Stores:
-    """Of one worker."""
+    """Of one worker and group of layers."""
 
     def __init__(self, parts: WorkerParts, durability: Durability) -> None:
         self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
@@ -66,7 +66,7 @@ class Stores:
         )  # else planned before this was known to be left out
         if memory is None:
             self._until[plan.request_id] = min(until, plan.first)
-            self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=True))
+            self._unstored.append(Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=True))
             return
         layers = memory.layers(self._blocks.num_layers, len(plan.blocks), self._blocks.slab_bytes)
         store = _Store(plan, memory, layers, self._last.get(plan.request_id))
@@ -129,7 +129,7 @@ class Stores:
         self._count("stored_blocks", stored)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)
-            self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=False))
+            self._unstored.append(Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=False))
 
     async def _store(self, store: _Store) -> int:
         plan, client = store.plan, self._client.asynchronous

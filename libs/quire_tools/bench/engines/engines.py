@@ -76,18 +76,18 @@ def _ask(engine: Engine, prompts: Sequence[list[int]], before_each: Callable[[],
 @contextmanager
 def stored(engine: Engine, blocks: int) -> Iterator[None]:
     """Returns once so many more blocks are acknowledged than before, or after a while."""
-    count, seen = engine.worker._stores._count, [0.0]
+    count, seen = engine.worker._stores[0]._count, [0.0]
 
     def counting(name: str, value: float) -> None:
         seen[0] += value if name == "stored_blocks" else 0
         count(name, value)
 
-    engine.worker._stores._count = counting
+    engine.worker._stores[0]._count = counting
     yield
     deadline = time.monotonic() + _SETTLE_S
     while seen[0] < blocks and time.monotonic() < deadline:
         time.sleep(0.02)
-    engine.worker._stores._count = count
+    engine.worker._stores[0]._count = count
 
 
 def _with_quire(model: Path, gateway: str, load: str, prompts: _Prompts, settings: dict[str, Any]) -> dict[str, _Seen]:
