@@ -246,7 +246,6 @@ def test_what_was_reset_is_not_found(tiny_model: Path, engine_cluster: LocalClus
         ({"laod": "async"}, {}, "laod"),
         ({"load": "never"}, {}, "layerwise"),
         ({}, {"kv_role": "kv_producer"}, "kv_both"),
-        ({}, {"enable_lora": True}, "enable_lora"),
     ],
 )
 def test_what_cannot_work_is_refused_at_start(

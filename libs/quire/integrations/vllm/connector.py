@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import MLAAttentionSpec
+from vllm.v1.kv_cache_interface import MLAAttentionSpec, group_kernel_blocks
 
 from quire.client import Buffer, SyncClient
 from quire.integrations.staging import StagingPool
@@ -37,7 +37,7 @@ from quire.integrations.vllm.engine import (
     staging_bytes,
     weights_of,
 )
-from quire.integrations.vllm.groups import Group
+from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
@@ -171,7 +171,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         scheduled = [(new.req_id, new.num_computed_tokens) for new in scheduler_output.scheduled_new_reqs]
         scheduled += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         steps = [(request_id, computed, tokens[request_id]) for request_id, computed in scheduled]
-        return StepMetadata(self._matching.step(steps, self._blocks_of))
+        state = scheduler_output.kv_connector_block_state
+        return StepMetadata(self._matching.step(steps, self._blocks_of, state.boundary_state_offloads))
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._matching is not None, "the scheduler's"
@@ -208,7 +209,11 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         settings, config = self._settings, self._vllm_config
         pool = StagingPool(self._client.allocate(staging_bytes(settings, config, self._groups)))
-        tables = [KvBlocks({name: kv_caches[name] for name in group.layers}) for group in self._groups]
+        blocks_max = self._kv_cache_config.num_blocks
+        tables = [
+            KvBlocks({name: group_kernel_blocks(kv_caches[name], blocks_max) for name in group.layers})
+            for group in self._groups
+        ]
         self._formats = [self._format_of(*pair) for pair in zip(self._groups, tables, strict=True)]
         ranges = self._ranges_of(tables)
         self._direct = bool(ranges)
@@ -229,19 +234,22 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         config = self._vllm_config
         spec = self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
         layer = get_layers_from_vllm_config(config, AttentionLayerBase)[group.layers[0]]
+        is_state = group.kind is Kind.STATE
+        parts = f"{spec.mamba_type} {spec.shapes} {spec.dtypes}" if is_state else ""
         blocks_format = BlockFormat(
-            group=f"{group.kind.value} {group.reach} {' '.join(group.layers)}",
-            kernel=kernel_of(layer, spec),
-            dtype=str(spec.dtype).removeprefix("torch."),
+            group=f"{group.kind.value} {group.reach} {' '.join(group.layers)} {parts}",
+            kernel=type(layer).__name__ if is_state else kernel_of(layer, spec),
+            dtype="uint8" if is_state else str(spec.dtype).removeprefix("torch."),
             cache_dtype=str(config.cache_config.cache_dtype),
             shape=blocks.shape,
             strides=blocks.strides,
             layers=blocks.num_layers,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_size,
+            kv_heads=1 if is_state else spec.num_kv_heads,
+            head_dim=1 if is_state else spec.head_size,
             block_tokens=spec.block_size,
             mla=isinstance(spec, MLAAttentionSpec),
             slab_bytes=blocks.slab_bytes,
+            is_state=is_state,
         )
         blocks_format.layout()
         return blocks_format

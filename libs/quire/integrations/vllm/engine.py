@@ -15,6 +15,7 @@ import vllm
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -37,8 +38,9 @@ def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
     if unserved:
         kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in unserved)
         raise ConfigInvalid(
-            f"this model's cache has {kinds}; QuireConnector serves full attention, MLA, sliding windows and chunked "
-            "attention. vLLM's own offloading with a QuireTier serves others",
+            f"this model's cache has {kinds}; QuireConnector serves full attention, MLA, sliding windows, chunked "
+            "attention, and states that vLLM keeps where blocks end (--mamba-cache-mode align, without speculative "
+            "decoding). vLLM's own offloading with a QuireTier may serve others",
             field="kv_connector",
         )
     return tuple(_group_of(number, group) for number, group in enumerate(groups))
@@ -66,6 +68,9 @@ def _reach(spec: Any, kind: Kind) -> int:
 
 def _kind_of(spec: Any) -> Kind | None:
     """Return which tokens the layers read of what vLLM keeps; None for what is no attention, or of another form."""
+    if type(spec) is MambaSpec:
+        aligned = spec.mamba_cache_mode == "align" and not spec.num_speculative_blocks
+        return Kind.STATE if aligned else None
     kinds = {FullAttentionSpec: Kind.FULL, MLAAttentionSpec: Kind.FULL}
     kinds |= {SlidingWindowSpec: Kind.WINDOW, ChunkedLocalAttentionSpec: Kind.CHUNKED}
     return kinds.get(type(spec))

@@ -11,11 +11,15 @@ NULL_BLOCK = 0
 
 
 class Kind(Enum):
-    """Which earlier tokens a layer reads: all, the last `reach`, or those of the same `reach` tokens."""
+    """Which earlier tokens a layer reads: all, the last `reach`, those of the same `reach` tokens, or none.
+
+    Layers without attention have a state, which vLLM keeps where a block ends.
+    """
 
     FULL = "full"
     WINDOW = "sliding window"
     CHUNKED = "chunked"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,14 @@ class Group:
             return max(0, tokens - self.reach + 1) // self.block_tokens
         if self.kind is Kind.CHUNKED:
             return tokens // self.reach * self.reach // self.block_tokens
+        if self.kind is Kind.STATE:
+            return (tokens - 1) // self.block_tokens
         return 0
 
     def blocks_to_load(self, computed: int, until: int) -> int:
         """Return how many blocks must arrive for a prefix of `until` tokens, of which `computed` are there."""
+        if until <= computed:
+            return 0
         first = max(computed // self.block_tokens, self.first_read(until))
         return max(0, until // self.block_tokens - first)
 

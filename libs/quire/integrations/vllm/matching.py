@@ -11,27 +11,26 @@ import asyncio
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
-from quire.client import Lookup, SyncClient
+from quire.client import SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.vllm.contents import ContentNames, Contents
-from quire.integrations.vllm.groups import NULL_BLOCK, Group, bytes_to_load
+from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import retain, retain_s
+from quire.integrations.vllm.lookups import Asked, Found, let_go, look_up
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.requests import Part, Spaces, State
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
-from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.keys import KEYS_MAX, ChunkKeys
 from quire.telemetry import logger
 
-_LEASE_MS: Final = 60_000
 _FRESH_S: Final = 30.0
 
 Blocks = Sequence[Sequence[int]]
@@ -139,11 +138,15 @@ class Matching:
 
     def _loadable(self, state: State, computed: int, usable: int) -> int:
         """How many tokens behind `computed` every group has, and there is room for."""
-        matched = min(part.matched * group.block_tokens for part, group in zip(state.parts, self._groups, strict=True))
-        units = (min(matched, usable) - computed) // self._unit
+        matched = usable
+        for part, group in zip(state.parts, self._groups, strict=True):
+            matched = min(matched, part.found.blocks * group.block_tokens if part.found is not None else 0)
+        units = (matched - computed) // self._unit
         if units <= 0:
             return 0
-        most = self._load_bytes_max
+        most, states = self._load_bytes_max, any(group.kind is Kind.STATE for group in self._groups)
+        if most is not None and states:  # it was found at the end of what matched, and nowhere else
+            return matched - computed if bytes_to_load(self._groups, computed, matched) <= most else 0
         if most is not None:
 
             def size(count: int) -> int:
@@ -159,10 +162,11 @@ class Matching:
         group = max(self._groups, key=lambda group: group.blocks_to_load(computed, until) * group.block_bytes)
         blocks = group.blocks_to_load(computed, until)
         few = self._worth.tried(blocks, self._now_s())
-        if few:
-            part, first = state.parts[group.number], until // group.block_tokens - blocks
-            self._plan.tries.append(TryPlan(group=group.number, found=part.found, first=first, count=few))
-            part.found = ()  # the lease is the try's
+        part = state.parts[group.number]
+        if few and part.found is not None:
+            first = until // group.block_tokens - blocks - part.found.first
+            self._plan.tries.append(TryPlan(group=group.number, found=part.found.shards, first=first, count=few))
+            part.found = None  # the lease is the try's
 
     def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
         """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""
@@ -181,22 +185,23 @@ class Matching:
             while first < stop and ids[first] == NULL_BLOCK:  # in front of the window
                 first += 1
             part.load_first = first
+            assert part.found is not None, "of all groups, or of none"
             load = LoadPlan(
                 request_id=request.request_id,
                 group=group.number,
-                found=part.found,
-                first=first,
+                found=part.found.shards,
+                first=first - part.found.first,
                 blocks=tuple(ids[first:stop]),
                 asynchronous=self._asynchronous,
                 worth_s=worth_s,
             )
             loads.append(load)
-            part.found = ()  # the lease is the load's from here on
+            part.found = None  # the lease is the load's from here on
         # vLLM waits to hear of a load, even if no layer reads a block that is to be loaded.
         wanted = [load for load in loads if load.blocks] or loads[:1]
         for load in loads:
             if not load.blocks and load is not wanted[0]:
-                self._release(load.found)
+                self._release(Found(load.found))
         self._plan.loads += wanted
         if not self._asynchronous:
             self._unsettled[request.request_id] = {block for load in wanted for block in load.blocks}
@@ -221,6 +226,7 @@ class Matching:
             if state is not None and state.answered and not load.arrived:
                 part = state.parts[load.group]
                 part.stored = min(part.stored, part.load_first)
+                part.states.clear()
 
     def unstored(self, stores: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
@@ -231,8 +237,16 @@ class Matching:
                 part.stored = min(part.stored, store.first)
                 part.storable = part.storable and store.later
 
-    def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Blocks]) -> StepPlan:
-        """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
+    def step(
+        self,
+        scheduled: Sequence[tuple[str, int, int]],
+        blocks_of: Callable[[str], Blocks],
+        states: Mapping[str, Sequence[tuple[int, int, int]]] | None = None,
+    ) -> StepPlan:
+        """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step.
+
+        `states`: of each request the group and block of the states that the step completes, and the tokens up to them.
+        """
         plan, self._plan = self._plan, StepPlan()
         plan.idle = not scheduled
         # A step that loads layer by layer takes as long as its loads.
@@ -241,6 +255,8 @@ class Matching:
         if self._settings.store:
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)
+            for request_id, ends in (states or {}).items():
+                plan.stores += self._store_states(request_id, ends)
         return plan
 
     def finished(self, request_id: str) -> None:
@@ -257,9 +273,18 @@ class Matching:
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
         for group in self._groups if seconds else ():
             whole = min(request.num_prompt_tokens // group.block_tokens, self._named(state, group))
-            if whole:
-                keys = state.keys(self._spaces, group, self._hash_tokens, whole)
-                prefixes += zip(state.spaces(self._spaces, group), keys, strict=True)
+            if not whole:
+                continue
+            shards = zip(
+                state.spaces(self._spaces, group),
+                state.keys(self._spaces, group, self._hash_tokens, whole),
+                strict=True,
+            )
+            if group.kind is Kind.STATE:
+                ends = sorted(at for at in state.parts[group.number].states if at < whole)
+                prefixes += [(space, keys.run(at, 1)) for space, keys in shards for at in ends]
+            else:
+                prefixes += shards
         if prefixes:
             self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
 
@@ -290,7 +315,7 @@ class Matching:
         ranges = [
             (group, part.stored, self._store_until(state, group, part, computed))
             for group, part in zip(self._groups, state.parts, strict=True)
-            if part.storable
+            if part.storable and group.kind is not Kind.STATE
         ]
         ranges = [(group, first, until) for group, first, until in ranges if until > first]
         if not ranges:
@@ -327,6 +352,32 @@ class Matching:
             blocks=tuple(blocks[first:]),
         )
 
+    def _store_states(self, request_id: str, ends: Sequence[tuple[int, int, int]]) -> list[StorePlan]:
+        """Those that Quire has not, at the end of a block with a name. Each is stored by itself."""
+        state, stores = self._requests.get(request_id), []
+        if state is None or not state.answered or not self._names.is_current(state.request):
+            return []
+        if not self._settings.store_output:
+            ends = [end for end in ends if end[2] <= state.request.num_prompt_tokens]
+        for number, block, tokens in ends:
+            group, part = self._groups[number], state.parts[number]
+            at, inside = tokens // group.block_tokens - 1, tokens % group.block_tokens
+            if inside or at in part.states or not part.storable or at >= self._named(state, group):
+                continue
+            part.states.add(at)
+            keys = state.keys(self._spaces, group, self._hash_tokens, at + 1)
+            store = StorePlan(
+                request_id=request_id,
+                group=number,
+                namespaces=state.spaces(self._spaces, group),
+                keys=tuple(shard.run(at, 1) for shard in keys),
+                known=0,
+                first=0,
+                blocks=(block,),
+            )
+            stores.append(store)
+        return stores
+
     def _named(self, state: State, group: Group) -> int:
         """How many of its blocks have names, as far as one request may have them."""
         return min(state.blocks_max(group, self._hash_tokens), KEYS_MAX)
@@ -341,17 +392,11 @@ class Matching:
             return
         if self._absence:
             return  # `_is_answered` makes it a miss
-        asked = [
-            list(
-                zip(
-                    state.spaces(self._spaces, group),
-                    state.keys(self._spaces, group, self._hash_tokens, count),
-                    strict=True,
-                )
-            )
-            for group, count in zip(self._groups, counts, strict=True)
-        ]
-        state.asking = self._client.spawn(_look_up(self._client, asked))
+        asked = []
+        for group, count in zip(self._groups, counts, strict=True):
+            keys = state.keys(self._spaces, group, self._hash_tokens, count)
+            asked.append(Asked(group, tuple(zip(state.spaces(self._spaces, group), keys, strict=True))))
+        state.asking = self._client.spawn(look_up(self._client, asked, state.request.num_tokens - 1))
 
     def _ask_again(self, state: State) -> None:
         self._give_back(state)
@@ -380,11 +425,10 @@ class Matching:
         self._count("lookups", 1)
         self._absence.answered()
         found, state.asking, state.answered = state.asking.result(), None, True
-        for part, shards in zip(state.parts, found, strict=True):
-            part.found = shards
-            part.stored = part.looked_up = part.matched
-            part.storable = True
-        if not all(part.matched for part in state.parts):
+        for part, there in zip(state.parts, found, strict=True):
+            part.found, part.states, part.storable = there, set(there.states), True
+            part.stored = part.looked_up = there.blocks
+        if not all(there.blocks for there in found):
             self._give_back(state)
         return True
 
@@ -419,49 +463,19 @@ class Matching:
             _when_done(state.asking, self._release_all)
             state.asking = None
         for part in state.parts:
-            self._release(part.found)
-            part.found = ()
+            if part.found is not None:
+                self._release(part.found)
+            part.found = None
 
-    def _release(self, found: Sequence[Lookup]) -> None:
-        for lookup in found:
+    def _release(self, found: Found) -> None:
+        for lookup in found.shards:
             if lookup.lease:
-                self._client.spawn(_let_go(self._client, lookup))
+                self._client.spawn(let_go(self._client, lookup))
 
-    def _release_all(self, found: Sequence[Sequence[Lookup]]) -> None:
-        for shards in found:
-            self._release(shards)
-
-
-async def _look_up(
-    client: SyncClient, asked: Sequence[Sequence[tuple[Namespace, ChunkKeys]]]
-) -> tuple[tuple[Lookup, ...], ...]:
-    """Of each group and shard, all at once."""
-    ends = await asyncio.gather(
-        *(
-            client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS)
-            for shards in asked
-            for namespace, keys in shards
-        ),
-        return_exceptions=True,
-    )
-    errors = [end for end in ends if isinstance(end, BaseException)]
-    if errors:
-        for end in ends:
-            if isinstance(end, Lookup):
-                await _let_go(client, end)
-        raise errors[0]
-    found = iter([end for end in ends if isinstance(end, Lookup)])
-    return tuple(tuple(next(found) for _ in shards) for shards in asked)
+    def _release_all(self, found: Sequence[Found]) -> None:
+        for part in found:
+            self._release(part)
 
 
-async def _let_go(client: SyncClient, found: Lookup) -> None:
-    try:
-        await client.asynchronous.release(found)
-    except QuireError as error:
-        logger().debug("a lease stays until it runs out", error=str(error))
-
-
-def _when_done(
-    asking: Future[tuple[tuple[Lookup, ...], ...]], then: Callable[[Sequence[Sequence[Lookup]]], None]
-) -> None:
+def _when_done(asking: Future[tuple[Found, ...]], then: Callable[[Sequence[Found]], None]) -> None:
     asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from quire.integrations.objects import plain_layout
 from quire.model.errors import ConfigInvalid
 from quire.model.hashing import Namespace
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -29,6 +30,7 @@ class BlockFormat:
     `group`: the kind of its attention and its layers' names: one hash of vLLM's names blocks of every group. `kernel`:
     attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's tensor within a
     block, in elements, so that layouts of the same size are told apart; `slab_bytes`: of one block of one layer.
+    `is_state`: it has no K and V, but the state of layers without attention.
     """
 
     group: str
@@ -43,9 +45,15 @@ class BlockFormat:
     block_tokens: int
     mla: bool
     slab_bytes: int
+    is_state: bool = False
 
     def layout(self) -> KvLayout:
-        """Raises `ConfigInvalid` for blocks that have more than K and V, or a latent, in them."""
+        """Raises `ConfigInvalid` for blocks that have more than K and V, a latent, or a state in them."""
+        if self.is_state:
+            plain = plain_layout(self.layers, self.slab_bytes)
+            if plain is None:
+                raise ConfigInvalid(f"a state of {self.slab_bytes} bytes cannot be cut evenly", field="kv_cache_dtype")
+            return plain
         dtype = _DTYPES.get(self.dtype)
         if dtype is None:
             raise ConfigInvalid(f"{self.dtype} is kept in a form that Quire does not know", field="kv_cache_dtype")

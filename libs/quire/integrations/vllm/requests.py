@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.client import Lookup
 from quire.integrations.vllm.contents import Contents
 from quire.integrations.vllm.groups import Group
+from quire.integrations.vllm.lookups import Found
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
 
@@ -21,23 +21,19 @@ Spaces = Sequence[Sequence[Namespace]]
 class Part:
     """Of a request in one group of layers. Everything is counted in the group's blocks.
 
-    `found`: what Quire has, by shard, until a load or nobody has its lease. `stored`: blocks from the start that Quire
+    `found`: what Quire has, until a load or nobody has its leases. `stored`: blocks from the start that Quire
     has; the first `looked_up` of these it had when it was asked, this engine has stored the others. `storable`: whether
     that is known; behind chunks that may be missing nothing can be stored. `load_first`: the first block of the last
-    load.
+    load. Of states each stands for itself: `states` has the blocks at whose ends Quire has one.
     """
 
-    found: tuple[Lookup, ...] = ()
+    found: Found | None = None
+    states: set[int] = field(default_factory=set)
     stored: int = 0
     looked_up: int = 0
     storable: bool = False
     load_first: int = 0
     keys: list[tuple[bytes, ...]] = field(default_factory=list)
-
-    @property
-    def matched(self) -> int:
-        """Blocks from the start that every shard found."""
-        return min((len(found.keys) for found in self.found), default=0)
 
 
 @dataclass(slots=True)
@@ -52,7 +48,7 @@ class State:
     parts: tuple[Part, ...]
     naming: Future[Contents] | None = None
     contents: Contents | None = None
-    asking: Future[tuple[tuple[Lookup, ...], ...]] | None = None
+    asking: Future[tuple[Found, ...]] | None = None
     asked_s: float = 0.0
     answered: bool = False
     promised: tuple[int, int] = (0, 0)
@@ -61,13 +57,14 @@ class State:
     @property
     def is_found(self) -> bool:
         """Whether the request holds leases of what Quire has."""
-        return any(part.found for part in self.parts)
+        return any(part.found is not None for part in self.parts)
 
     def nothing_stored(self, *, storable: bool) -> None:
         """Go on as if Quire had nothing of it."""
         self.answered = True
         for part in self.parts:
             part.stored, part.storable = 0, storable
+            part.states.clear()
 
     def blocks_max(self, group: Group, hash_tokens: int) -> int:
         """Return how many of its blocks have names, and hashes."""
