@@ -75,6 +75,32 @@ def _qwen(folder: Path) -> Path:
     return folder
 
 
+def _gpt_oss(folder: Path) -> Path:
+    """A mixture of experts, every second layer of which has a window, with attention sinks."""
+    import torch
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    make_model(folder)
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+    )
+    GptOssForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def engine_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """A cluster with room for chunks of two sizes."""
@@ -89,12 +115,14 @@ class _Model:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@pytest.fixture(scope="module", params=["gemma", "mistral", "qwen"])
+@pytest.fixture(scope="module", params=["gemma", "gpt-oss", "mistral", "qwen"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Model:
-    """Every second layer with a window (Gemma 3) or a state (Qwen3-Next), and every layer with a window (Mistral)."""
+    """Models with windows in every second layer (Gemma 3, gpt-oss) or in all (Mistral), or with states (Qwen3-Next)."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "gemma":
         return _Model(make_model(folder, window=WINDOW), {Kind.FULL, Kind.WINDOW})
+    if request.param == "gpt-oss":
+        return _Model(_gpt_oss(folder), {Kind.FULL, Kind.WINDOW})
     if request.param == "mistral":
         return _Model(_mistral(folder), {Kind.WINDOW})
     return _Model(_qwen(folder), {Kind.FULL, Kind.STATE}, {"dtype": "bfloat16", "enable_prefix_caching": True})

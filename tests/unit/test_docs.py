@@ -115,3 +115,13 @@ def test_every_alert_is_in_the_runbook() -> None:
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     runbook = (ROOT / "docs/operations/runbook.md").read_text()
     assert alerts == set(re.findall(r"\*\*(Quire\w+)\*\*", runbook))
+
+
+def test_every_row_of_what_vllm_is_served_names_a_test() -> None:
+    """The table says what tests run; one that is renamed or removed leaves its row without a proof."""
+    guide = (ROOT / "docs/guides/vllm.md").read_text()
+    rows = re.findall(r"^\| .* \| `(test_\w+\.py)::(test_\w+)` \|$", guide, re.MULTILINE)
+    table = guide.partition("## What it serves")[2].partition("\n\n##")[0]
+    assert len(rows) == table.count("\n| ") - 2 > 10
+    for file, name in rows:
+        assert f"def {name}(" in (ROOT / "tests/engines" / file).read_text(), f"{file}::{name}"

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.client import Buffer, Lookup
+from quire.client import Buffer
 from quire.integrations.staging import StagingPool
-from quire.integrations.vllm.contents import ContentNames
-from quire.integrations.vllm.groups import Group, Kind
-from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Settled, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Cost, LinkTime, Worth, late
 from quire.integrations.weights import weights_digest
-from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
-from quire.model.hashing import Namespace, engine_keys
+from quire.model.errors import ConfigInvalid, NodeUnavailable
+from quire.model.hashing import engine_keys
 from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
 from quire.transport.memory import MemoryTransport
+from tests.unit.quire.vllm_scheduler import SPACE, Client, Request, World, close_clients
 
-GROUP = Group(0, ("layers.0",), Kind.FULL, 32, 8192)
 FORMAT = BlockFormat(
     group="full 0 layers.0",
     kernel="CPU_ATTN/vec",
@@ -42,103 +36,12 @@ FORMAT = BlockFormat(
     mla=False,
     slab_bytes=8192,
 )
-SPACE = Namespace("m", "w", KvLayout(4, 32, 2, 32, Dtype.BF16))
-
-
-@dataclass
-class _Request:
-    """As vLLM has it: `blocks` full blocks, and some tokens more."""
-
-    request_id: str = "r"
-    blocks: int = 4
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_preemptions: int = 0
-    block_hashes: list[bytes] = field(default_factory=list)
-    lora_request: Any = None
-    mm_features: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.num_tokens = self.num_prompt_tokens = 32 * self.blocks + 5
-        self.block_hashes = [bytes([at]) * 32 for at in range(self.blocks)]
-
-
-_clients: list[_Client] = []
 
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
     yield
-    while _clients:
-        _clients.pop().close()
-
-
-class _Client:
-    """Holds back what it is asked until `answer`. `has`: chunks of every prefix, by shard."""
-
-    def __init__(self, *has: int) -> None:
-        self.has = list(has)
-        self.fails: QuireError | None = None
-        self.asked: list[ChunkKeys] = []
-        self.released: list[bytes] = []
-        self._held: list[tuple[Coroutine[Any, Any, Any], Future[Any]]] = []
-        _clients.append(self)
-        self.asynchronous = self
-
-    async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int) -> Lookup:
-        if self.fails is not None:
-            raise self.fails
-        self.asked.append(keys)
-        count = min(len(keys), self.has[namespace.shard_index])
-        return Lookup(namespace, keys.run(0, count), b"lease%d" % len(self.asked) if count else b"", (), {}, 0)
-
-    async def release(self, found: Lookup) -> bool:
-        self.released.append(found.lease)
-        return True
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._held.append((work, future))
-        return future
-
-    def close(self) -> None:
-        for work, _ in self._held:
-            work.close()
-
-    def answer(self) -> None:
-        while self._held:
-            work, future = self._held.pop(0)
-            try:
-                future.set_result(asyncio.run(work))
-            except QuireError as error:
-                future.set_exception(error)
-
-
-@dataclass
-class _World:
-    client: _Client
-    now_s: float = 0.0
-    settings: dict[str, Any] = field(default_factory=dict)
-    counted: dict[str, float] = field(default_factory=dict)
-    staged_blocks_max: int = 8
-    direct: bool = True
-
-    def __post_init__(self) -> None:
-        client: Any = self.client
-        self.matching = Matching(
-            settings=Settings.read({"gateway": "g:1", **self.settings}),
-            client=client,
-            groups=[GROUP],
-            hash_tokens=32,
-            asynchronous=False,
-            staged_bytes_max=self.staged_blocks_max * GROUP.block_bytes,
-            names=ContentNames(media_max=8, media_readable=True),
-            count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
-            now_s=lambda: self.now_s,
-        )
-        shards = len(self.client.has)
-        spaces = [replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)]
-        self.matching.name([spaces], direct=self.direct)
+    close_clients()
 
 
 def _settled(request_id: str, arrived: bool) -> Settled:
@@ -147,12 +50,12 @@ def _settled(request_id: str, arrived: bool) -> Settled:
 
 def test_the_scheduler_is_never_held_up() -> None:
     """It is told to ask again, until the answer is there; then of what it has computed itself nothing is promised."""
-    world, request = _World(_Client(3)), _Request()
+    world, request = World(Client(3)), Request()
     assert world.matching.matched(request, 0) == (None, False)
     assert world.matching.matched(request, 0) == (None, False)
     world.client.answer()
     assert len(world.client.asked) == 1 and world.client.asked[0] == engine_keys(
-        SPACE, ChunkKeys(b"".join(request.block_hashes))
+        replace(SPACE, model_id="m0"), ChunkKeys(b"".join(request.block_hashes))
     )
     assert world.matching.matched(request, 0) == (96, False)
     assert world.matching.matched(request, 32) == (64, False)
@@ -163,7 +66,7 @@ def test_the_scheduler_is_never_held_up() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    world, request = _World(_Client(9)), _Request(blocks=2)
+    world, request = World(Client(9)), Request(blocks=2)
     request.num_tokens = 64
     world.matching.arrived(request)
     world.client.answer()
@@ -172,11 +75,11 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_the_shard_that_has_least_counts() -> None:
-    world, request = _World(_Client(3, 1)), _Request()
+    world, request = World(Client(3, 1)), Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (32, False)
-    other = _World(_Client(3, 0))
+    other = World(Client(3, 0))
     other.matching.arrived(request)
     other.client.answer()
     assert other.matching.matched(request, 0) == (0, False)
@@ -186,8 +89,8 @@ def test_the_shard_that_has_least_counts() -> None:
 
 def test_no_answer_in_time_is_a_miss_and_quire_is_left_alone() -> None:
     """Twice as long each time; what comes after all is given back."""
-    world = _World(_Client(3), settings={"lookup_timeout_s": 1.0, "away_s": 2.0})
-    first, second, third = (_Request(name) for name in ("1", "2", "3"))
+    world = World(Client(3), settings={"lookup_timeout_s": 1.0, "away_s": 2.0})
+    first, second, third = (Request(name) for name in ("1", "2", "3"))
     world.matching.arrived(first)
     world.now_s = 0.9
     assert world.matching.matched(first, 0) == (None, False)
@@ -204,14 +107,14 @@ def test_no_answer_in_time_is_a_miss_and_quire_is_left_alone() -> None:
     world.client.answer()
     assert world.matching.matched(third, 0) == (0, False)
     world.now_s = 7.0
-    assert world.matching.matched(_Request("4"), 0) == (0, False), "away for four seconds now"
+    assert world.matching.matched(Request("4"), 0) == (0, False), "away for four seconds now"
     world.now_s = 7.3
-    assert world.matching.matched(_Request("5"), 0) == (None, False)
+    assert world.matching.matched(Request("5"), 0) == (None, False)
 
 
 def test_a_request_that_waited_long_is_looked_up_again() -> None:
     """Its lease might run out before its blocks are asked for."""
-    world, request = _World(_Client(3)), _Request()
+    world, request = World(Client(3)), Request()
     world.matching.arrived(request)
     world.client.answer()
     world.now_s = 31.0
@@ -221,7 +124,7 @@ def test_a_request_that_waited_long_is_looked_up_again() -> None:
 
 
 def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
-    world, request = _World(_Client(1)), _Request()
+    world, request = World(Client(1)), Request()
     world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(request, 0)
@@ -248,7 +151,7 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
 
 def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have_it() -> None:
     """The other shards' values go into what each of them computes, and vLLM may plan a step before it hears of one."""
-    world, request = _World(_Client(1, 1)), _Request()
+    world, request = World(Client(1, 1)), Request()
     world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(request, 0)
@@ -266,7 +169,7 @@ def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have
 
 def test_what_another_request_computes_behind_a_layerwise_load_waits_too() -> None:
     """vLLM shares the blocks as soon as they are allocated, before they have arrived."""
-    world, loading, sharing = _World(_Client(1)), _Request("l"), _Request("s")
+    world, loading, sharing = World(Client(1)), Request("l"), Request("s")
     for request in (loading, sharing):
         world.matching.arrived(request)
     world.client.answer()
@@ -284,7 +187,7 @@ def test_what_another_request_computes_behind_a_layerwise_load_waits_too() -> No
 
 def test_a_preempted_request_is_looked_up_again() -> None:
     """What it had computed was stored meanwhile."""
-    world, request = _World(_Client(0)), _Request()
+    world, request = World(Client(0)), Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (0, False)
@@ -296,7 +199,7 @@ def test_a_preempted_request_is_looked_up_again() -> None:
 
 
 def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
-    world, request = _World(_Client(0)), _Request()
+    world, request = World(Client(0)), Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 96) == (0, False)
@@ -305,7 +208,7 @@ def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
 
 
 def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
-    world, request = _World(_Client(0), staged_blocks_max=3), _Request()
+    world, request = World(Client(0), staged_blocks_max=3), Request()
     world.matching.arrived(request)
     world.client.answer()
 
@@ -321,7 +224,7 @@ def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
 
 
 def test_no_more_is_promised_than_there_is_room_to_land() -> None:
-    world, request = _World(_Client(9), staged_blocks_max=2, direct=False), _Request()
+    world, request = World(Client(9), staged_blocks_max=2, direct=False), Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (64, False)
@@ -329,7 +232,7 @@ def test_no_more_is_promised_than_there_is_room_to_land() -> None:
 
 
 def test_a_finished_request_gives_its_lease_back() -> None:
-    world, request = _World(_Client(3)), _Request()
+    world, request = World(Client(3)), Request()
     world.matching.arrived(request)
     world.client.answer()
     world.matching.matched(request, 0)
@@ -340,10 +243,10 @@ def test_a_finished_request_gives_its_lease_back() -> None:
 
 
 def test_after_a_reset_keys_are_others() -> None:
-    world = _World(_Client(3))
-    world.matching.arrived(_Request("1"))
+    world = World(Client(3))
+    world.matching.arrived(Request("1"))
     world.matching.reset()
-    world.matching.arrived(_Request("2"))
+    world.matching.arrived(Request("2"))
     world.client.answer()
     assert world.client.asked[0] != world.client.asked[1]
     assert not world.matching.step([("1", 0, 128)], lambda _: [[1, 2, 3, 4]]).stores, "its blocks are of before"
@@ -475,25 +378,25 @@ def test_a_load_is_late_when_the_rest_takes_longer_than_computing_all() -> None:
 
 def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     """A step that waited for layers says nothing of computing."""
-    world = _World(_Client(4))
+    world = World(Client(4))
     for at in range(3):
         world.matching.step([(f"x{at}", 0, 1000)], lambda _: [[]])
         world.now_s += 0.1
         world.matching.ended()
     world.matching.loaded([(4, 50.0)] * 3)
-    request = _Request()
+    request = Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (0, False)
     (tried,) = world.matching.step([], lambda _: [[]]).tries
     assert (tried.first, tried.count) == (0, 1), "one block, to see: no request waits for it"
-    again = _Request("again")
+    again = Request("again")
     world.matching.arrived(again)
     world.client.answer()
     assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
     assert not world.matching.step([], lambda _: [[]]).tries
     world.matching.loaded([(1, 0.0001)] * 24)
-    third = _Request("third")
+    third = Request("third")
     world.matching.arrived(third)
     world.client.answer()
     assert world.matching.matched(third, 0) == (128, False), "the link is free again"
