@@ -88,9 +88,22 @@ class Delivery:
         """Return when `layer` is complete in the buffer. Raises why it will never be."""
         if not self._wanted_ns[layer]:
             self._wanted_ns[layer] = time.monotonic_ns()
-        await asyncio.shield(self._ready[layer])
+        await self.arrival(layer)
         if layer == self.num_layers - 1:
             self._report_stalls()
+
+    async def arrival(self, layer: int) -> None:
+        """Return as `layer` does, for a caller that tells by `wanted` when the engine waited for layers."""
+        await asyncio.shield(self._ready[layer])
+
+    def wanted(self, at_ns: Sequence[int]) -> None:
+        """Tell storage nodes for how long an engine waited for layers that have arrived: bandwidth goes by it.
+
+        Args:
+            at_ns: (layers,), when each was waited for, by `time.monotonic_ns`.
+        """
+        self._wanted_ns = list(at_ns)
+        self._report_stalls()
 
     @property
     def stall_s(self) -> float:

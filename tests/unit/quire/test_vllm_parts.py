@@ -350,6 +350,16 @@ def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -
     assert [worth.tried(8, at) for at in (12.1, 14.2)] == [2, 8], "of two sizes, to know of an overhead"
 
 
+@pytest.mark.parametrize("tokens", [1, 1000])
+def test_a_step_takes_what_steps_like_it_took(tokens: int) -> None:
+    worth = Worth()
+    assert worth.step_s(tokens) == 0.0, "not known"
+    for _ in range(3):
+        worth.computed(tokens, 0.5)
+    assert worth.step_s(tokens) == pytest.approx(0.5)
+    assert worth.step_s(0) == 0.0, "there is nothing to compute"
+
+
 def test_loads_that_share_a_link_count_for_their_part() -> None:
     now_s = [0.0]
     link = LinkTime(lambda: now_s[0])

@@ -84,7 +84,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Raises `ConfigInvalid` at start for models and settings that it does not serve; see docs/integrations/vllm.md."""
+    """Raises `ConfigInvalid` at start for models and settings that it does not serve; see docs/guides/vllm.md."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -275,7 +275,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return WorkerFormat(self._formats, self._direct)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
-        """Stores begin here: `start_load_kv` may come behind the forward pass."""
+        """Stores and asynchronous loads begin here: `start_load_kv` may come behind the forward pass.
+
+        vLLM neither reads nor zeroes the blocks of an asynchronous load before it hears that it is over.
+        """
         super().bind_connector_metadata(connector_metadata)
         for request_id in connector_metadata.plan.abandoned:
             for loads, stores in zip(self._loads, self._stores, strict=True):
@@ -283,12 +286,15 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 stores.finished(request_id)
         for plan in connector_metadata.plan.stores:
             self._stores[plan.group].start(plan)
+        for load in connector_metadata.plan.loads:
+            if load.asynchronous:
+                self._loading.setdefault(load.request_id, set()).add(load.group)
+                self._loads[load.group].start(load)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        for plan in self._get_connector_metadata().plan.loads:
-            if plan.asynchronous:
-                self._loading.setdefault(plan.request_id, set()).add(plan.group)
-            self._loads[plan.group].start(plan)
+        for load in self._get_connector_metadata().plan.loads:
+            if not load.asynchronous:
+                self._loads[load.group].start(load)
         for trial in self._get_connector_metadata().plan.tries:
             self._loads[trial.group].try_out(trial)
 

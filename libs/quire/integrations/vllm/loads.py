@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ _QUIET_S: Final = 5.0
 _STAGED_QUIET_S: Final = 0.25
 _LOOK_S: Final = 0.02
 _PAUSE_S: Final = 0.001
+_SPARE: Final = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +36,7 @@ class Load:
     """One request's. `arrived`: layers that are complete; `ended`: no node writes any more; `missing`: block ids.
 
     `copying`: it goes from staging memory to vLLM's blocks; `quarantined`: given up while a node may write to its
-    staging memory.
+    staging memory; `wanted_ns`: when vLLM waited for each layer.
     """
 
     plan: LoadPlan
@@ -53,6 +55,7 @@ class Load:
     took_s: float = 0.0
     first_s: float = 0.0
     _began: float = 0.0
+    wanted_ns: list[int] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     delivery: Delivery | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -183,6 +186,8 @@ class Loads:
     def layer(self, layer: int) -> None:
         """Return when the layer is in vLLM's blocks, or will not be."""
         for load in self._layerwise:
+            if layer == len(load.wanted_ns):
+                load.wanted_ns.append(time.monotonic_ns())
             if not load.failed and not load.layer(layer, self._timeout_s):
                 load.failed = True
                 self._give_up(load)
@@ -227,6 +232,8 @@ class Loads:
         self._bad |= missing
         plan = load.plan
         self._settled.append(Settled(request_id=plan.request_id, group=plan.group, arrived=not missing))
+        if load.delivery is not None and not missing and len(load.wanted_ns) == self._blocks.num_layers:
+            self._client.post(partial(load.delivery.wanted, load.wanted_ns))
         if plan.blocks and not missing and not load.noted:
             self._times.append((len(load.plan.blocks), load.took_s or load.alone_s))
         self._count("failed_blocks", len(missing))
@@ -264,6 +271,8 @@ class Loads:
         """Requests whose load has ended since this was last asked, and whether all of it arrived."""
         done = {}
         for request_id, load in list(self._asynchronous.items()):
+            if not load.wanted_ns:  # a step has ended: the request might have been in the next one
+                load.wanted_ns = [time.monotonic_ns()] * self._blocks.num_layers
             if load.ended:
                 self._conclude(load)
                 done[request_id] = not load.missing
@@ -348,11 +357,17 @@ class Loads:
         if load.abandoned:
             return set(plan.blocks)
         load.delivery = delivery = await client.fetch(
-            load.found, buffer, first_chunk=plan.first, chunk_count=count, order=DeliveryOrder.LAYERWISE, **where
+            load.found,
+            buffer,
+            first_chunk=plan.first,
+            chunk_count=count,
+            order=DeliveryOrder.LAYERWISE,
+            compute_window_us=self._window_us(plan),
+            **where,
         )
         try:
             for layer in range(self._blocks.num_layers):
-                await delivery.layer(layer)
+                await delivery.arrival(layer)
                 load.note(arrived=layer + 1)
             load.took_s = load.alone_s
             return set()
@@ -363,6 +378,15 @@ class Loads:
             logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
             summary = await delivery.summary()
             return _missing(plan, summary.outcomes)
+
+    def _window_us(self, plan: LoadPlan) -> int | None:
+        """How long a layer may take without anybody waiting for it (c_i of ObjectCache, §3.6); None where not known.
+
+        Layer by layer it is what the step computes for each. All at once it must be there when the step ends, with a
+        good part to spare: what comes a moment later waits for another step.
+        """
+        share = _SPARE if plan.asynchronous else 1.0
+        return round(share * plan.hidden_s / self._blocks.num_layers * 1e6) or None
 
     async def _try(self, plan: TryPlan, staging: Buffer) -> None:
         began, delivery = self._link.begin(), None

@@ -251,7 +251,9 @@ class Matching:
         plan.idle = not scheduled
         # A step that loads layer by layer takes as long as its loads.
         layerwise = any(not load.asynchronous for load in plan.loads)
-        self._step = (self._now_s(), 0 if layerwise else sum(tokens for *_, tokens in scheduled))
+        computed = sum(tokens for *_, tokens in scheduled)
+        self._step = (self._now_s(), 0 if layerwise else computed)
+        plan.loads = [replace(load, hidden_s=self._worth.step_s(computed)) for load in plan.loads]
         if self._settings.store:
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)

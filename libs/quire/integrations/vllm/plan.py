@@ -13,7 +13,8 @@ from quire.model.keys import ChunkKeys
 class LoadPlan:
     """Chunks from `first` on of one group of layers, one for each of `blocks`; `found` has one look-up for each shard.
 
-    `worth_s`: what it costs to compute them, 0 where that is not known.
+    `worth_s`: what it costs to compute them, `hidden_s`: for how long a step computes meanwhile; 0 where that is not
+    known.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class LoadPlan:
     blocks: tuple[int, ...]
     asynchronous: bool
     worth_s: float = 0.0
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,12 +85,21 @@ class Worth:
 
     def __init__(self) -> None:
         self._computing, self._loading = Cost(), Cost()
+        self._short: deque[float] = deque(maxlen=_KEPT)
         self._tried_s, self._tries = -_TRIED_EVERY_S, 0
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step without loads took so long."""
         if tokens >= _PREFILL_TOKENS_MIN:
             self._computing.add(tokens, seconds)
+        elif tokens:
+            self._short.append(seconds)
+
+    def step_s(self, tokens: int) -> float:
+        """How long a step with so many tokens computes; 0 while that is not known, and for a step without any."""
+        if tokens >= _PREFILL_TOKENS_MIN:
+            return self.compute_s(tokens)
+        return float(np.median(self._short)) if tokens and self._short else 0.0
 
     def loaded(self, blocks: int, seconds: float) -> None:
         """A load took so long, or would have."""
