@@ -1,4 +1,4 @@
-"""Compute windows of real vLLM: loads tell storage nodes for how long the engine computes, and learn what came of it."""
+"""Compute windows of real vLLM: loads tell for how long the engine computes, and the scheduler learns from them."""
 
 from __future__ import annotations
 
