@@ -307,6 +307,15 @@ class SyncDelivery:
         if not self.delivery.arrived_ns[layer] or layer == self.delivery.num_layers - 1:
             self._client.run(self.delivery.layer(layer))
 
+    def arrival(self, layer: int) -> None:
+        """Return as `layer` does, for a caller that tells by `wanted` when the engine waited for layers."""
+        if not self.delivery.arrived_ns[layer]:
+            self._client.run(self.delivery.arrival(layer))
+
+    def wanted(self, at_ns: Sequence[int]) -> None:
+        """Tell for how long an engine waited for layers that have arrived, as `Delivery.wanted`."""
+        self._client.post(lambda: self.delivery.wanted(at_ns))
+
     def summary(self) -> FetchSummary:
         """Wait for the end, as `Delivery.summary`."""
         return self._client.run(self.delivery.summary())
