@@ -130,6 +130,22 @@ def test_another_engine_finds_them_and_another_rank_or_layout_does_not(engine_cl
     assert seen == {"first": 0, "again": 8, "rank": 0, "layout": 0}
 
 
+def test_one_prompt_that_is_too_long_costs_others_nothing(engine_cluster: LocalCluster) -> None:
+    """65,600 pages are more than a request may name: of them the first 65,536 are served."""
+    cache = _HiCache(engine_cluster.gateway_address, _pool("page_first"))
+    long = [hashlib.sha256(b"%d" % page).hexdigest() for page in range(65_600)]
+    try:
+        assert cache.set(KEYS, 0, [])
+        for _ in range(3):
+            assert cache.exists(long[65_500:], long[:65_500]) == 0
+            assert cache.get(long[65_580:], 0, long[:65_580]) == [False] * 20
+            assert not cache.set(long[65_580:], 0, long[:65_580])
+            assert cache.exists(["zz" * 32], []) == 0, "no hash at all"
+            assert cache.exists(KEYS, []) == 8
+    finally:
+        cache.backend.close()
+
+
 def test_what_fails_is_a_miss_and_never_an_exception(engine_cluster: LocalCluster) -> None:
     """No parent, no prefix keys, a gateway that is away, a node that was killed."""
     away: dict[str, Any] = {"lookup_timeout_s": 0.3, "away_s": 0.2, "timeout_s": 2.0}

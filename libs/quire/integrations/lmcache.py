@@ -89,7 +89,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._transfers = ObjectTransfers(settings, arena)
         self._client, self._objects = self._transfers.client, self._transfers.objects
         self._version = f"lmcache {'.'.join(version('lmcache').split('.')[:2])}/{settings.weights}"
-        self._absence = Absence(settings.away_s)
+        self._absence = Absence(settings.away_s, "LMCache")
         self._lock = threading.Lock()
         self._tasks = 0
         self._sizes: dict[tuple[str, int], dict[int, None]] = {}
@@ -172,8 +172,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             there = await asyncio.wait_for(self._have(keys, descs), self._settings.lookup_timeout_s)
         except (QuireError, TimeoutError) as error:
-            away_s = self._absence.failed()
-            logger().warning("Quire does not answer; LMCache goes on without it", error=repr(error), for_s=away_s)
+            self._absence.failed(error)
             return found
         self._absence.answered()
         for at in there:

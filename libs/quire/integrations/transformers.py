@@ -8,18 +8,22 @@ are put where storage nodes read them. Whatever fails costs a recompute of what 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers.cache_utils import Cache, DynamicLayer
 
 from quire.client import Buffer, Lookup, SyncClient, SyncDelivery, SyncStoreSession
+from quire.integrations.cost import Cost
+from quire.integrations.weights import rope_depends_on_length
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
-from quire.model.errors import QuireError
+from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
@@ -27,6 +31,9 @@ from quire.telemetry import logger
 
 _DTYPES: Final = {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
 _QUIESCE_TIMEOUT_S: Final = 10.0
+_NAMES: Final = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
+_READ_TENSORS: Final = 64
+_READ_VALUES: Final = 16
 
 
 @dataclass(slots=True)
@@ -101,8 +108,13 @@ class PrefixCache:
     """Prefills of one model against one cluster. One prefill at a time.
 
     `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin),
-    batch size 1. `weight_version`: by default the digest of the weights, so that other weights never share state.
-    `device`: of which the cluster has a compute profile; then bandwidth goes by it, and what is faster computed is.
+    batch size 1. `weight_version`: by default a digest of the weights and the configuration, so that others never
+    share state; weights that change in place have another one from the next prefill on. `device`: of which the cluster
+    has a compute profile; then bandwidth goes by it, and what is faster computed is. Without a profile it goes by what
+    earlier prefills took.
+
+    Raises `ConfigInvalid` for models whose positions are scaled by the length of a prompt: a prefix has other keys
+    then in each prompt.
     """
 
     def __init__(
@@ -125,12 +137,18 @@ class PrefixCache:
         self._device = device
         self._receive: Buffer | None = None
         self._send: Buffer | None = None
+        self._computing = Cost()
+        self._names_weights = not weight_version
+        if rope_depends_on_length(model.config.to_dict()):
+            raise ConfigInvalid("positions are scaled by the length of a prompt: not supported", field="model")
         layout = layout_of(model, chunk_tokens)
-        self.namespace = Namespace(model_id, weight_version or weights_digest(model), layout, tenant_salt)
+        self._mark = weights_mark(model)
+        self.namespace = Namespace(model_id, weight_version or contents_digest(model), layout, tenant_salt)
 
     def prefill(self, input_ids: torch.Tensor, *, reuse: bool = True, store: bool = True) -> Prefill:
         """Run the model on `input_ids` (1, T) and return its logits for the tokens that were computed."""
         started = time.monotonic()
+        self._name_weights()
         tokens = input_ids[0].tolist()
         keys = block_keys(self.namespace, tokens)
         found, failure = self._lookup(keys, len(tokens)) if reuse and len(keys) else (None, "")
@@ -155,6 +173,18 @@ class PrefixCache:
                 self._client.free(buffer)
         self._receive = self._send = None
 
+    def _name_weights(self) -> None:
+        """Rename the state of a model whose weights have changed in place."""
+        mark = weights_mark(self._model) if self._names_weights else self._mark
+        if mark != self._mark:
+            self._mark = mark
+            self.namespace = replace(self.namespace, weight_version=contents_digest(self._model))
+
+    def _window_us(self, computed_tokens: int) -> int | None:
+        """How long each layer computes (c_i of ObjectCache, §3.6); None while that is not known."""
+        seconds = self._computing.seconds(computed_tokens)
+        return round(seconds / self.namespace.layout.num_layers * 1e6) or None if seconds else None
+
     def _lookup(self, keys: ChunkKeys, prompt_tokens: int) -> tuple[Lookup | None, str]:
         try:
             found = self._client.lookup(
@@ -168,7 +198,9 @@ class PrefixCache:
     def _deliver_and_run(self, run: _Run, found: Lookup, *, store: bool) -> Prefill:
         layout = self.namespace.layout
         buffer = self._receive = self._room(self._receive, layout.payload_bytes(found.take_chunks))
-        run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order))
+        computed = run.tokens - min(found.take_chunks * layout.chunk_tokens, run.tokens - 1)
+        window_us = None if self._device else self._window_us(computed)
+        run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order, compute_window_us=window_us))
         return run.execute(found.take_chunks, store=store)
 
     def _release(self, found: Lookup) -> None:
@@ -215,6 +247,11 @@ class _Run:
         self._prefix_tokens = 0
         self.times = [LayerTimes() for _ in range(self._layout.num_layers)]
 
+    @property
+    def tokens(self) -> int:
+        """Of the prompt."""
+        return int(self._ids.shape[1])
+
     def attach(self, found: Lookup, buffer: Buffer, delivery: SyncDelivery) -> None:
         self._found, self._buffer, self._delivery = found, buffer, delivery
 
@@ -230,6 +267,7 @@ class _Run:
                 for index in range(self._layout.num_layers)
             ]
         )
+        began_s = time.monotonic()
         try:
             with torch.inference_mode():
                 logits = self._owner._model(
@@ -238,7 +276,10 @@ class _Run:
         except BaseException:
             self._cancel_store()
             raise
-        ttft_s = time.monotonic() - self._started
+        ended_s = time.monotonic()
+        ttft_s = ended_s - self._started
+        stalled_s = sum(times.stall_s for times in self.times)
+        self._owner._computing.add(total - self._prefix_tokens, ended_s - began_s - stalled_s)
         delivered = self._settle()
         matched = self._found.matched_tokens if self._found else 0
         return Prefill(
@@ -342,10 +383,42 @@ def layout_of(model: Any, chunk_tokens: int) -> KvLayout:
     return KvLayout(config.num_hidden_layers, chunk_tokens, heads, head_dim, _DTYPES[model.dtype])
 
 
-def weights_digest(model: Any) -> str:
-    """SHA-256 over the model's parameters, by name."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+def contents_digest(model: Any) -> str:
+    """Digest what decides a model's states: parameters, buffers, active adapters and configuration."""
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NAMES}
+    versions = ".".join(transformers.__version__.split(".")[:2])
+    about = [versions, config, model.config._attn_implementation, _active_adapters(model)]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(_tensors(model).items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def weights_mark(model: Any) -> tuple[Any, ...]:
+    """Describe a model's weights without reading all of them, so that a change in place is noticed.
+
+    torch counts writes to a tensor. What is written by way of `.data` it does not count: for that a few values are read
+    of up to 64 tensors.
+    """
+    tensors = list(_tensors(model).values())
+    counts = tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    read = [tensor.detach().flatten() for tensor in tensors[:: max(1, len(tensors) // _READ_TENSORS)] if tensor.numel()]
+    values = [
+        flat[:: max(1, flat.numel() // _READ_VALUES)].to(device=read[0].device, dtype=torch.float64) for flat in read
+    ]
+    return (*counts, _active_adapters(model), torch.cat(values).cpu().numpy().tobytes() if values else b"")
+
+
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _active_adapters(model: Any) -> str:
+    """Describe which adapters compute (PEFT's, by module)."""
+    adapters = [
+        f"{name}: {module.active_adapters} {getattr(module, 'disable_adapters', False)}"
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "active_adapters", None), list | tuple | str)
+    ]
+    return "; ".join(adapters)

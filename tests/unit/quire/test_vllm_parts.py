@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from quire.client import Buffer
+from quire.integrations.cost import Cost
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Settled, Unstored
 from quire.integrations.vllm.settings import Settings
-from quire.integrations.vllm.worth import Cost, LinkTime, Worth, late
+from quire.integrations.vllm.worth import LinkTime, Worth, late
 from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable
 from quire.model.hashing import engine_keys

@@ -129,7 +129,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         )
         self._client.start()
         self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
-        self._absence = Absence(settings.away_s)
+        self._absence = Absence(settings.away_s, "HiCache")
 
     # ---- what SGLang tells
 
@@ -153,10 +153,11 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             return 0
         try:
             chain, first = self._chain(keys, extra_info)
+            if first >= len(chain):
+                return 0
             found = self._run(self._client.asynchronous.lookup(self._space, chain, lease_ttl_ms=0))
-        except (QuireError, TimeoutError) as error:
-            away_s = self._absence.failed()
-            logger().warning("Quire does not answer; HiCache goes on without it", error=repr(error), for_s=away_s)
+        except (QuireError, TimeoutError, ValueError) as error:  # hashes that are none, too
+            self._absence.failed(error)
             return 0
         self._absence.answered()
         return max(0, len(found.keys) - first)
@@ -168,7 +169,9 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         arrived = 0
         try:
             chain, first = self._chain(keys, extra_info)
-            offsets = self._pages.offsets(self.mem_pool_host, host_indices)
+            offsets = self._pages.offsets(self.mem_pool_host, host_indices)[: max(0, len(chain) - first)]
+            if not len(offsets):
+                return [False] * len(keys)
             getting = self._get_direct if self._direct is not None else self._get_staged
             arrived = self._client.spawn(getting(chain, first, offsets)).result()
         except Exception as error:  # an exception ends HiCache's thread
@@ -178,18 +181,19 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        stored = False
+        stored = 0
         try:
             chain, first = self._chain(keys, extra_info)
-            offsets = self._pages.offsets(self.mem_pool_host, host_indices)
+            fitting = max(0, len(chain) - first)
+            offsets = self._pages.offsets(self.mem_pool_host, host_indices)[:fitting]
             step = max(1, self._settings.staging_bytes // 2 // self._pages.layout.chunk_bytes)
-            for at in range(0, len(keys), step):
+            for at in range(0, fitting, step):
                 part = chain.run(0, min(len(chain), first + at + step))
                 self._client.spawn(self._set(part, first + at, offsets[at : at + step])).result()
-            stored = True
+            stored = fitting
         except Exception as error:
             logger().warning("pages were not stored", pages=len(keys), error=repr(error))
-        return [stored] * len(keys)
+        return [at < stored for at in range(len(keys))]
 
     def exists(self, key: str) -> bool:
         """Of a page that begins a prefix."""
@@ -243,14 +247,16 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         )
 
     def _chain(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None) -> tuple[ChunkKeys, int]:
-        """The whole prefix, and which of its chunks the first of `keys` is. SGLang's hashes begin a chain with None."""
+        """The whole prefix, and which of its chunks the first of `keys` is. SGLang's hashes begin a chain with None.
+
+        Of a prompt that is longer than a request to Quire may be, as much as fits.
+        """
         before = extra_info.prefix_keys if extra_info is not None else None
         if before is None:
             raise ConfigInvalid("is not set: pages cannot be told from the start of their prefix on", field=_PREFIXES)
-        if len(before) + len(keys) > KEYS_MAX:
-            raise ConfigInvalid(f"{len(before) + len(keys)} pages, {KEYS_MAX} at most", field="page_size")
-        packed = b"".join(bytes.fromhex(each) for each in (*before, *keys))
-        if len(packed) != KEY_BYTES * (len(before) + len(keys)):
+        chain = [*before, *keys][:KEYS_MAX]
+        packed = b"".join(bytes.fromhex(page) for page in chain)
+        if len(packed) != KEY_BYTES * len(chain):
             raise ConfigInvalid("SGLang's page hashes are no SHA-256", field="keys")
         return engine_keys(self._space, ChunkKeys(packed)), len(before)
 

@@ -95,7 +95,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         )
         self._client.start()
         self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
-        self._absence = Absence(settings.away_s)
+        self._absence = Absence(settings.away_s, "SGLang")
         self._queued: dict[str, _Load] = {}
         self._offloads: deque[Any] = deque()
         self._lock = threading.Lock()
@@ -113,9 +113,8 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         try:
             keys = self._keys(_kv_of(transfers))
             found = self._run(self._client.asynchronous.lookup(self._space, keys, lease_ttl_ms=0, unchained=True))
-        except (QuireError, TimeoutError) as error:
-            away_s = self._absence.failed()
-            logger().warning("Quire does not answer; SGLang goes on without it", error=repr(error), for_s=away_s)
+        except (QuireError, TimeoutError, ValueError) as error:  # hashes that are none, too
+            self._absence.failed(error)
             return []
         self._absence.answered()
         most = self._settings.staging_bytes // 2 // self._space.layout.chunk_bytes

@@ -25,6 +25,7 @@ from quire.integrations.vllm.hints import retain, retain_s
 from quire.integrations.vllm.lookups import Asked, Found, let_go, look_up
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.requests import Part, Spaces, State
+from quire.integrations.vllm.reuse import Reuse
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
 from quire.model.hashing import Namespace
@@ -72,11 +73,12 @@ class Matching:
         self._spaces: Spaces = ()
         self._requests: dict[str, State] = {}
         self._plan = StepPlan()
-        self._absence = Absence(settings.away_s, now_s)
+        self._absence = Absence(settings.away_s, "vLLM", now_s)
         # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
         # may have to go.
         self._unsettled: dict[str, set[int]] = {}
         self._worth = Worth()
+        self._reuse = Reuse()
         self._step: tuple[float, int] | None = None
 
     # ---- what vLLM tells
@@ -95,6 +97,9 @@ class Matching:
         if not self._spaces or request.request_id in self._requests:
             return
         state = self._requests[request.request_id] = State(request, tuple(Part() for _ in self._groups))
+        if self._settings.store == "reused":
+            state.store_tokens = self._reuse.seen(request.block_hashes) * self._hash_tokens
+            self._reuse.note(request.block_hashes)
         if request.lora_request is None and not request.mm_features:
             state.contents = Contents()
             self._ask(state)
@@ -254,7 +259,7 @@ class Matching:
         computed = sum(tokens for *_, tokens in scheduled)
         self._step = (self._now_s(), 0 if layerwise else computed)
         plan.loads = [replace(load, hidden_s=self._worth.step_s(computed)) for load in plan.loads]
-        if self._settings.store:
+        if self._settings.store != "never":
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)
             for request_id, ends in (states or {}).items():
@@ -268,6 +273,8 @@ class Matching:
         if state is not None:
             self._give_back(state)
             self._retain(state)
+            if self._settings.store == "reused":  # with what was generated: the next turn begins with it
+                self._reuse.note(state.request.block_hashes)
 
     def _retain(self, state: State) -> None:
         """Its prompt's whole blocks, if that was asked for."""
@@ -312,8 +319,7 @@ class Matching:
         state = self._requests.get(request_id)
         if state is None or not (state.answered or self._is_answered(state)):
             return []
-        if not self._settings.store_output:
-            computed = min(computed, state.request.num_prompt_tokens)
+        computed = state.storable_tokens(computed, with_output=self._settings.store_output)
         ranges = [
             (group, part.stored, self._store_until(state, group, part, computed))
             for group, part in zip(self._groups, state.parts, strict=True)
@@ -359,8 +365,7 @@ class Matching:
         state, stores = self._requests.get(request_id), []
         if state is None or not state.answered or not self._names.is_current(state.request):
             return []
-        if not self._settings.store_output:
-            ends = [end for end in ends if end[2] <= state.request.num_prompt_tokens]
+        ends = [end for end in ends if end[2] == state.storable_tokens(end[2], with_output=self._settings.store_output)]
         for number, block, tokens in ends:
             group, part = self._groups[number], state.parts[number]
             at, inside = tokens // group.block_tokens - 1, tokens % group.block_tokens
@@ -418,11 +423,11 @@ class Matching:
             if self._now_s() - state.asked_s < self._settings.lookup_timeout_s:
                 return False
             _when_done(state.asking, self._release_all)
-            self._failed(state, "no answer in time")
+            self._failed(state, TimeoutError("no answer in time"))
             return True
         error = state.asking.exception()
         if error is not None:
-            self._failed(state, str(error))
+            self._failed(state, error)
             return True
         self._count("lookups", 1)
         self._absence.answered()
@@ -453,12 +458,11 @@ class Matching:
         logger().warning("a request is not cached", request=state.request.request_id, reason=str(error) or repr(error))
         return False
 
-    def _failed(self, state: State, why: str) -> None:
+    def _failed(self, state: State, error: BaseException) -> None:
         state.asking = None
         state.nothing_stored(storable=False)
         self._count("failed_lookups", 1)
-        away_s = self._absence.failed()
-        logger().warning("Quire does not answer look-ups; vLLM goes on without it", error=why, for_s=away_s)
+        self._absence.failed(error)
 
     def _give_back(self, state: State) -> None:
         if state.asking is not None:

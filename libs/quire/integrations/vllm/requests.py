@@ -42,6 +42,7 @@ class State:
 
     `naming`: of its contents, which have names once it ends: `contents`. `asking`: the look-ups, by part and shard.
     `answered`: whether it is known what Quire has. `promised`: tokens that vLLM had, and that it was promised.
+    `store_tokens`: how many of its tokens may be stored, None for all.
     """
 
     request: Any
@@ -53,6 +54,7 @@ class State:
     answered: bool = False
     promised: tuple[int, int] = (0, 0)
     preemptions: int = 0
+    store_tokens: int | None = None
 
     @property
     def is_found(self) -> bool:
@@ -65,6 +67,12 @@ class State:
         for part in self.parts:
             part.stored, part.storable = 0, storable
             part.states.clear()
+
+    def storable_tokens(self, computed: int, *, with_output: bool) -> int:
+        """Return how many of its computed tokens may be stored."""
+        if not with_output:
+            computed = min(computed, self.request.num_prompt_tokens)
+        return computed if self.store_tokens is None else min(computed, self.store_tokens)
 
     def blocks_max(self, group: Group, hash_tokens: int) -> int:
         """Return how many of its blocks have names, and hashes."""

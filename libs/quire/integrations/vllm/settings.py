@@ -12,6 +12,7 @@ from quire.model.errors import ConfigInvalid
 
 LOADS: Final = ("auto", "layerwise", "async")
 ZERO_COPY: Final = ("async", "always", "never")
+STORES: Final = ("all", "reused", "never")
 _FLAG: Final = "kv_connector_extra_config"
 
 
@@ -23,8 +24,9 @@ class Settings:
     requests compute while all arrive; "auto" is async: with it vLLM uses no block before all of it is there.
     `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which lets
     a load be given up at once while a silent node may still write: one that goes straight there waits for it.
-    `durability`: of what is stored. `store`: whether
-    this engine stores, `store_output` also what it generates. `staging_bytes`: registered memory for stores and staged
+    `durability`: of what is stored. `store`: "all" that
+    this engine computes, what is "reused": blocks that it sees a second time, or "never". `store_output`: also what it
+    generates. `staging_bytes`: registered memory for stores and staged
     loads, 0 for twice what a step can compute, or the longest request has, at most an eighth of the machine's; what
     finds no room is stored later, while its request runs.
     `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for how long Quire is left alone after
@@ -37,7 +39,7 @@ class Settings:
     load: str = "auto"
     zero_copy: str = "never"
     durability: str = "memory"
-    store: bool = True
+    store: str = "all"
     store_output: bool = True
     staging_bytes: int = 0
     lookup_timeout_s: float = 1.0
@@ -53,7 +55,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_common(self, _FLAG)
-        for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY)):
+        for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY), ("store", STORES)):
             if getattr(self, name) not in allowed:
                 raise ConfigInvalid(f"{getattr(self, name)!r}; {', '.join(allowed)}", field=f"{_FLAG}.{name}")
 

@@ -93,7 +93,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         arena = memory_at(self._address, length) if settings.zero_copy else None
         self._transfers = ObjectTransfers(settings, arena)
         self._lookups = _Lookups(tier_type, self)
-        self._absence = Absence(settings.away_s)
+        self._absence = Absence(settings.away_s, "vLLM's tier")
         self._ended: queue.SimpleQueue[tuple[JobResult, list[OffloadKey], list[OffloadKey]]] = queue.SimpleQueue()
         self._running = 0
         self._idle = threading.Condition()
@@ -165,8 +165,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         try:
             there = self._transfers.client.run(look_up)
         except (QuireError, TimeoutError, RuntimeError) as error:  # the loop has ended with the engine
-            away_s = self._absence.failed()
-            logger().warning("Quire does not answer; vLLM goes on without it", error=repr(error), for_s=away_s)
+            self._absence.failed(error)
             return nothing
         self._absence.answered()
         return there

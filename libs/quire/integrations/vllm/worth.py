@@ -15,36 +15,14 @@ from typing import Final
 
 import numpy as np
 
+from quire.integrations.cost import Cost
+
 _KEPT: Final = 24
-_NEEDED: Final = 3
 _TRIED_EVERY_S: Final = 2.0
 _TRIED_S_MAX: Final = 0.1
 _TRIED_LESS: Final = 4
 _PREFILL_TOKENS_MIN: Final = 64
 LATE_S_MIN: Final = 0.02
-
-
-class Cost:
-    """Seconds as a + b·size, by least squares over the latest samples; neither a nor b is negative."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-
-    def add(self, size: float, seconds: float) -> None:
-        self._samples.append((size, seconds))
-
-    def seconds(self, size: float) -> float | None:
-        """None while too little was seen."""
-        if len(self._samples) < _NEEDED:
-            return None
-        sizes, times = np.array(self._samples).T
-        slope = 0.0
-        if float(np.ptp(sizes)) > 0:
-            slope = float(np.cov(sizes, times, bias=True)[0, 1] / np.var(sizes))
-        start = float(times.mean() - slope * sizes.mean())
-        if slope <= 0 or start < 0:  # through the origin: what is known of one size says nothing of an overhead
-            slope, start = float(times.sum() / sizes.sum()), 0.0
-        return start + slope * size
 
 
 class LinkTime:
