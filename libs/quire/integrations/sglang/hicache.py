@@ -30,7 +30,7 @@ from quire.client import Buffer, SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.objects import memory_at, plain_layout, retrieve_into
 from quire.integrations.settings import check_common, read_settings
-from quire.integrations.sglang.naming import namespace_of
+from quire.integrations.sglang.naming import configuration_of, namespace_of
 from quire.integrations.staging import StagingPool, staged
 from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid, QuireError
@@ -235,6 +235,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             "pool": type(pool).__name__,
             "heads": [getattr(pool, name, 0) for name in ("head_num", "head_dim", "layer_num", "kv_cache_dim")],
             **ranks,
+            **configuration_of(str(config.model_name or ""), _server_args()),
         }
         return namespace_of(
             str(config.model_name or ""),
@@ -323,6 +324,16 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             await session.finish()
         finally:
             self._pool.give_back_when_idle(memory)
+
+
+def _server_args() -> Any:
+    """Return the arguments of the server that this runs in; None in a process without one."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+
+        return get_server_args()
+    except (ImportError, RuntimeError, ValueError, AttributeError):
+        return None
 
 
 def _tokens(page: int, size: int) -> Any:

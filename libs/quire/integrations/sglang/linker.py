@@ -27,7 +27,7 @@ from quire.client import Buffer, Delivery, SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.objects import plain_layout
 from quire.integrations.settings import check_common, read_settings
-from quire.integrations.sglang.naming import namespace_of
+from quire.integrations.sglang.naming import configuration_of, namespace_of
 from quire.integrations.staging import StagingPool
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
@@ -202,6 +202,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             "context": [params.attn_cp_rank, params.attn_cp_size],
             "speculative": params.is_eagle,
             "quantization": str(server_args.quantization),
+            **configuration_of(server_args.model_path, server_args),
         }
         settings = self._settings
         salt = bytes.fromhex(settings.tenant_salt)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from quire.integrations.weights import weights_digest
+from quire.integrations.weights import rope_depends_on_length, weights_digest
 from quire.model.errors import ConfigInvalid
 from quire.model.hashing import Namespace
 from quire.model.layout import KvLayout
@@ -37,3 +37,15 @@ def namespace_of(
     form = hashlib.sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:32]
     rank, ranks = shard
     return Namespace(Path(model).name, f"{weights}/{form}", layout, tenant_salt, shard_index=rank, shard_count=ranks)
+
+
+def configuration_of(model: str, server_args: Any) -> dict[str, Any]:
+    """Return the model's configuration with the server's overrides: the same weights may have other positions.
+
+    `server_args`: SGLang's, None where they are not known. The longest context counts where positions depend on it.
+    """
+    file = Path(model) / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    config |= json.loads(getattr(server_args, "json_model_override_args", "") or "{}")
+    length = getattr(server_args, "context_length", None) if rope_depends_on_length(config) else None
+    return {"config": {name: value for name, value in config.items() if "path" not in name}, "context_length": length}
