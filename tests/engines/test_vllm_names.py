@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from transformers import PaliGemmaConfig
 from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from quire.integrations.vllm.engine import engine_of, weights_of
+from quire.integrations.vllm.connector import QuireConnector, WorkerFormat
+from quire.integrations.vllm.engine import check, engine_of, weights_of
+from quire.integrations.vllm.groups import Group, Kind
+from quire.integrations.vllm.naming import BlockFormat
 from quire.integrations.vllm.offloading import QuireOffloadingConnector, _name_contents
+from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.tier import TierSettings
 from quire.model.errors import ConfigInvalid
 
@@ -98,3 +103,50 @@ def test_a_tier_is_named_by_contents(folder: Path, trust: bool) -> None:
 def test_a_tier_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="QuireOffloadingConnector"):
         TierSettings(gateway="g:1")
+
+
+def test_scales_that_differ_by_engine_are_refused(folder: Path) -> None:
+    config: Any = _Config(folder)
+    config.parallel_config = SimpleNamespace()
+    transfer = SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both")
+    settings = Settings(gateway="g:1")
+    check(config, settings, transfer)
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(ConfigInvalid, match="checkpoint"):
+        check(config, settings, transfer)
+
+
+def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:
+    """In the order of workers' ranks: by stage, then by shard. Latents are stored once for all shards of a stage."""
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    names: list[Any] = []
+    matching = SimpleNamespace(name=lambda spaces, direct: names.append((spaces, direct)))
+    group = Group(0, ("layers.0",), Kind.FULL, 32, 4096)
+    scheduler: Any = SimpleNamespace(
+        _matching=matching, _vllm_config=_Config(folder), _settings=Settings(gateway="g:1"), _groups=[group]
+    )
+
+    def formats(stage: int, *, mla: bool) -> WorkerFormat:
+        block = BlockFormat(
+            group=f"full 0 layers.{2 * stage} layers.{2 * stage + 1}",
+            kernel="FLASH",
+            dtype="bfloat16",
+            cache_dtype="auto",
+            shape=(32, 64),
+            strides=(64, 1),
+            layers=2,
+            kv_heads=1,
+            head_dim=64 if mla else 32,
+            block_tokens=32,
+            mla=mla,
+            slab_bytes=32 * 64 * 2,
+        )
+        return WorkerFormat([block], True)
+
+    for mla, different in ((False, 4), (True, 2)):
+        ranks: Any = {(stage, rank): formats(stage, mla=mla) for rank in range(2) for stage in range(2)}
+        QuireConnector.set_xfer_handshake_metadata_pp_aware(scheduler, ranks)
+        ((spaces,), direct) = names[-1]
+        assert len(spaces) == 4 and len(set(spaces)) == different and direct
+        assert (spaces[0] == spaces[1]) is mla, "two shards of one stage"
+        assert spaces[0] != spaces[2], "two stages"

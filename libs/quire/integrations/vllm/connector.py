@@ -129,6 +129,12 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # ---- scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): worker for rank, worker in metadata.items()})
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Name the blocks of each worker, in the order of their ranks: by stage of the pipeline, then by shard."""
         assert self._matching is not None, "the scheduler's"
         workers = [worker for _, worker in sorted(metadata.items()) if isinstance(worker, WorkerFormat)]
         config, settings = self._vllm_config, self._settings

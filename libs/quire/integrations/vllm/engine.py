@@ -87,9 +87,14 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
     if transfer.kv_role != "kv_both":
         raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
     parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        raise ConfigInvalid(
+            "scales that are computed from the first prompt differ by engine; use those of the checkpoint",
+            field="calculate_kv_scales",
+        )
     check_contents(config)
 
 
@@ -110,11 +115,13 @@ def asynchronous(config: Any, settings: Settings, groups: Sequence[Group]) -> bo
     """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
 
     Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
-    the failure is heard of; with speculative decoding it is told a step too late.
+    the failure is heard of, as it is with pipelines; with speculative decoding it is told a step too late.
     """
+    pipeline = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", 1)
     unfit = {
         "vLLM's V2 model runner (vllm 49250)": getattr(config, "use_v2_model_runner", False),
         "asynchronous scheduling": getattr(config.scheduler_config, "async_scheduling", False),
+        "pipeline parallelism": pipeline > 1,
         "speculative decoding": getattr(config, "speculative_config", None) is not None,
         "layers that do not keep the whole prefix": not resumes_behind_failures(groups),
     }

@@ -58,7 +58,7 @@ class Stores:
 
     def start(self, plan: StorePlan) -> None:
         """Of the step that begins. What all shards have alike the first of them stores."""
-        if self._shard and plan.namespaces[self._shard] == plan.namespaces[0]:
+        if plan.namespaces[self._shard] in plan.namespaces[: self._shard]:
             return
         until = max(self._until.get(plan.request_id, 0), plan.known)
         memory = (
