@@ -44,12 +44,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncClient]:
 
 
 def _right(model: Any, cache: PrefixCache, reused: int) -> None:
-    made = cache.prefill(IDS)
+    prefill = cache.prefill(IDS)
     with torch.inference_mode():
         logits = model(IDS).logits[0, -1]
-    assert made.reused_tokens == reused
-    torch.testing.assert_close(made.logits[0, -1], logits, atol=1e-4, rtol=1e-4)
-    made.wait_stored()
+    assert prefill.reused_tokens == reused
+    torch.testing.assert_close(prefill.logits[0, -1], logits, atol=1e-4, rtol=1e-4)
+    prefill.wait_stored()
 
 
 def _by_torch(model: Any) -> None:
@@ -115,9 +115,9 @@ def test_the_fault_put_back_gives_states_of_old_weights(client: SyncClient, monk
 )
 def test_another_configuration_has_other_states(client: SyncClient, settings: dict[str, Any]) -> None:
     """The weights are the same."""
-    plain, other = _model(), _model(**settings)
+    plain, changed = _model(), _model(**settings)
     PrefixCache(plain, client, model_id="configuration").prefill(IDS).wait_stored()
-    _right(other, PrefixCache(other, client, model_id="configuration"), 0)
+    _right(changed, PrefixCache(changed, client, model_id="configuration"), 0)
     _right(plain, PrefixCache(plain, client, model_id="configuration"), REUSED)
 
 
@@ -129,7 +129,7 @@ def test_positions_that_depend_on_the_prompt_are_refused(client: SyncClient) -> 
 
 
 def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None:
-    """By what earlier ones took, once there were three."""
+    """The window follows from the times of earlier prefills, three at least."""
     model = _model()
     cache = PrefixCache(model, client, model_id="windows")
     assert cache._window_us(4) is None

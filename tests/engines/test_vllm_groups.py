@@ -51,7 +51,7 @@ def _config(*specs: Any) -> Any:
 
 @pytest.mark.parametrize(("spec", "manager", "kind"), SERVED)
 def test_the_first_block_that_is_read_is_the_first_that_vllm_keeps(spec: Any, manager: Any, kind: Kind) -> None:
-    """vLLM allocates no block for what the next token does not read; Quire loads what it allocates."""
+    """vLLM allocates blocks only for tokens that the next one reads; Quire loads the allocated blocks."""
     (group,) = groups_of(_config(spec))
     assert group.kind is kind and group.block_bytes == 2 * spec.page_size_bytes
     own = SimpleNamespace(sliding_window=100, extra_retained_tokens=0, attention_chunk_size=96)

@@ -130,7 +130,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def expected(model: _Model) -> dict[str, Any]:
-    """By vLLM alone."""
+    """Answers of vLLM alone."""
     with engine(model.folder, **model.settings) as alone:
         answers: dict[str, Any] = {"prompt": alone.tokens(PROMPT)[0], "other": alone.tokens(OTHER)[0]}
         answers["several"] = [answer for answer, _ in alone.batch(PROMPTS)]
@@ -274,7 +274,7 @@ def test_a_group_that_does_not_arrive_fails_the_load(
 def test_the_fault_put_back_computes_behind_a_window_that_is_not_there(
     model: _Model, engine_cluster: LocalCluster, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM is told which blocks failed, and computes from the first of these on: in front of it there is nothing."""
+    """vLLM computes from the first failed block on, and reads blocks in front of it that were never loaded."""
     if model.kinds != {Kind.WINDOW}:
         pytest.skip("vLLM refuses it for several groups")
     monkeypatch.setattr("quire.integrations.vllm.connector.resumes_behind_failures", lambda groups: True)

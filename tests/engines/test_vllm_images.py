@@ -97,7 +97,7 @@ def _answer(quire: Engine, image: Image.Image, name: str | None = None) -> tuple
 
 @pytest.fixture(scope="module")
 def expected(model: Path, images: list[Image.Image]) -> list[list[int]]:
-    """By vLLM alone."""
+    """Answers of vLLM alone."""
     with engine(model, max_model_len=512) as alone:
         answers = [_answer(alone, image)[0] for image in images]
     assert answers[0] != answers[1], "the image makes a difference here"

@@ -117,7 +117,7 @@ def test_scales_that_differ_by_engine_are_refused(folder: Path) -> None:
 
 
 def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:
-    """In the order of workers' ranks: by stage, then by shard. Latents are stored once for all shards of a stage."""
+    """Names follow the workers' ranks: by stage, then by shard. Shards of a stage share one copy of latents."""
     (folder / "pytorch_model.bin").write_bytes(b"weights")
     names: list[Any] = []
     matching = SimpleNamespace(name=lambda spaces, direct: names.append((spaces, direct)))

@@ -34,7 +34,7 @@ def _warm(quire: Engine) -> list[int]:
 
 
 def _windows(quire: Engine) -> list[int | None]:
-    """Of the loads from now on, microseconds for each layer."""
+    """Record the windows of later loads, microseconds for each layer."""
     windows: list[int | None] = []
     loads = quire.worker._loads[0]
     window_us = loads._window_us

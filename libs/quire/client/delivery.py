@@ -93,11 +93,11 @@ class Delivery:
             self._report_stalls()
 
     async def arrival(self, layer: int) -> None:
-        """Return as `layer` does, for a caller that tells by `wanted` when the engine waited for layers."""
+        """Return when `layer` is complete, without counting the wait as the engine's: `wanted` reports that."""
         await asyncio.shield(self._ready[layer])
 
     def wanted(self, at_ns: Sequence[int]) -> None:
-        """Tell storage nodes for how long an engine waited for layers that have arrived: bandwidth goes by it.
+        """Report an engine's waits for layers to the storage nodes, once all have arrived: bandwidth goes by them.
 
         Args:
             at_ns: (layers,), when each was waited for, by `time.monotonic_ns`.

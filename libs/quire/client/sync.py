@@ -308,12 +308,12 @@ class SyncDelivery:
             self._client.run(self.delivery.layer(layer))
 
     def arrival(self, layer: int) -> None:
-        """Return as `layer` does, for a caller that tells by `wanted` when the engine waited for layers."""
+        """Return when `layer` is complete, as `Delivery.arrival`."""
         if not self.delivery.arrived_ns[layer]:
             self._client.run(self.delivery.arrival(layer))
 
     def wanted(self, at_ns: Sequence[int]) -> None:
-        """Tell for how long an engine waited for layers that have arrived, as `Delivery.wanted`."""
+        """Report an engine's waits for layers, as `Delivery.wanted`."""
         self._client.post(lambda: self.delivery.wanted(at_ns))
 
     def summary(self) -> FetchSummary:

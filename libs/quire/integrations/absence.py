@@ -15,9 +15,12 @@ _OWN_FAULTS: Final = (InvalidRequest, ConfigInvalid, ValueError)
 
 
 class Absence:
-    """Of one process. `away_s`: after the first failure; twice as long after each that follows, 30 s at most.
+    """Decides for one process whether to ask Quire.
 
-    `engine`: the name of whoever goes on without Quire, for the log.
+    Args:
+        away_s: Pause after the first failure, seconds; each further failure doubles it, up to 30 s.
+        engine: Name of the engine for the log.
+        now_s: Monotonic clock, seconds.
     """
 
     def __init__(self, away_s: float, engine: str, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""What work costs by its size, as it was lately seen."""
+"""Cost of work by its size, from recent measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cost:
         self._samples.append((size, seconds))
 
     def seconds(self, size: float) -> float | None:
-        """None while too little was seen."""
+        """Return the expected time; None with fewer than three samples."""
         if len(self._samples) < _NEEDED:
             return None
         sizes, times = np.array(self._samples).T

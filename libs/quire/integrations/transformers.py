@@ -249,7 +249,7 @@ class _Run:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
+        """Number of tokens in the prompt."""
         return int(self._ids.shape[1])
 
     def attach(self, found: Lookup, buffer: Buffer, delivery: SyncDelivery) -> None:
@@ -396,10 +396,10 @@ def contents_digest(model: Any) -> str:
 
 
 def weights_mark(model: Any) -> tuple[Any, ...]:
-    """Describe a model's weights without reading all of them, so that a change in place is noticed.
+    """Describe a model's weights, cheaply, in such a way that a change in place gives another description.
 
-    torch counts writes to a tensor. What is written by way of `.data` it does not count: for that a few values are read
-    of up to 64 tensors.
+    torch counts writes to a tensor, except those by way of `.data`: to notice these, a few values of up to 64 tensors
+    are part of the description.
     """
     tensors = list(_tensors(model).values())
     counts = tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)

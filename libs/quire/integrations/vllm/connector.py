@@ -59,7 +59,12 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What a worker tells the scheduler of its blocks, once, by group. `direct`: loads need no staging memory."""
+    """Reports a worker's blocks to the scheduler at the start.
+
+    Args:
+        formats: Format of the blocks in each group.
+        direct: Whether storage nodes write straight into the blocks.
+    """
 
     formats: list[BlockFormat]
     direct: bool
@@ -84,7 +89,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Raises `ConfigInvalid` at start for models and settings that it does not serve; see docs/guides/vllm.md."""
+    """Connects vLLM to Quire; see docs/guides/vllm.md. Raises `ConfigInvalid` for models and settings out of scope."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -236,7 +241,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         }
 
     def _format_of(self, group: Group, blocks: KvBlocks) -> BlockFormat:
-        """Raises `ConfigInvalid` for blocks that Quire cannot keep."""
+        """Describe the blocks of a group. Raises `ConfigInvalid` for blocks that Quire does not store."""
         config = self._vllm_config
         spec = self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
         layer = get_layers_from_vllm_config(config, AttentionLayerBase)[group.layers[0]]
@@ -261,7 +266,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return blocks_format
 
     def _ranges_of(self, tables: Sequence[KvBlocks]) -> list[tuple[Buffer, int, Offsets]]:
-        """vLLM's blocks, registered, for loads that go straight there; empty for loads that are staged."""
+        """Register vLLM's blocks of each group, for storage nodes to write to; empty where loads are staged."""
         if not self._settings.direct(asynchronous(self._vllm_config, self._settings, self._groups)):
             return []
         registered: dict[int, Buffer] = {}
@@ -281,9 +286,9 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return WorkerFormat(self._formats, self._direct)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
-        """Stores and asynchronous loads begin here: `start_load_kv` may come behind the forward pass.
+        """Begin stores and asynchronous loads: vLLM may call `start_load_kv` after the forward pass.
 
-        vLLM neither reads nor zeroes the blocks of an asynchronous load before it hears that it is over.
+        vLLM neither reads nor zeroes the blocks of an asynchronous load before it is reported as received.
         """
         super().bind_connector_metadata(connector_metadata)
         for request_id in connector_metadata.plan.abandoned:
@@ -320,7 +325,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             stores.finish_step()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """A request is received when no group of its layers is loading. It has failed if one of them did."""
+        """Report requests as received once no group of their layers is loading; as failed if one of them failed."""
         if self._get_connector_metadata().plan.idle:
             self._loads[0].pause()
         received = set()
@@ -337,8 +342,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        missing = [loads.missing() for loads in self._loads]
-        return missing[0] if missing and resumes_behind_failures(self._groups) else set()
+        blocks = [loads.missing() for loads in self._loads]
+        return blocks[0] if blocks and resumes_behind_failures(self._groups) else set()
 
     def build_connector_worker_meta(self) -> StepReport | None:
         report = StepReport([], [], [])
@@ -372,5 +377,5 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def _hash_tokens(config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> int:
-    """How many tokens each of vLLM's hashes is of."""
+    """Return the number of tokens in each of vLLM's hashes."""
     return int(kv_cache_config.hash_block_size or config.cache_config.hash_block_size or groups[0].block_tokens)

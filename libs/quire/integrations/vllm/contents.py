@@ -28,22 +28,23 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Unnamed(Exception):
-    """The contents have no name that is theirs alone: the request is neither looked up nor stored."""
+    """Contents without a name of their own. Their request is neither looked up nor stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Names of a request's contents beside its tokens.
+    """Names of a request's contents apart from its tokens.
 
-    `adapter`: digest of its files, empty for none. `media`: first token and digest of each image, in the order of the
-    prompt, each digest of all up to its own; those from the first image without a name on are not there.
+    Args:
+        adapter: Digest of the adapter's files; empty without an adapter.
+        media: First token and chained digest of each image, in the order of the prompt, up to the first without a name.
     """
 
     adapter: str = ""
     media: tuple[tuple[int, bytes], ...] = ()
 
     def blocks_max(self, request: Any, block_tokens: int) -> int:
-        """Return how many blocks of the request, from its start, have names."""
+        """Return the number of the request's blocks, from its start, that have names."""
         features = request.mm_features or ()
         if len(features) <= len(self.media):
             return KEYS_MAX
@@ -79,7 +80,7 @@ class ContentNames:
         self._lock = threading.Lock()
 
     def of(self, request: Any) -> Contents:
-        """Return the names, having read whatever they are digests of. Raises `Unnamed`."""
+        """Digest the contents of a request. Raises `Unnamed`."""
         adapter = self._adapter(request.lora_request) if request.lora_request else ""
         return Contents(adapter, self._media_of(request))
 
@@ -93,10 +94,10 @@ class ContentNames:
         return named is not None and named[:2] == (Path(lora.lora_path), _signature(named[0]))
 
     def _adapter(self, lora: Any) -> str:
-        """Name an adapter whose files are as they were when the engine started.
+        """Name an adapter whose files are older than the engine.
 
-        A worker may load them at any time after its start, and once more after it evicted them; of files that changed
-        since then it is not known which it has.
+        A worker loads an adapter at any time after its start, and again after an eviction. Files that changed in the
+        meantime leave open which of their contents the worker has.
         """
         folder = Path(lora.lora_path)
         if lora.load_inplace or not folder.is_absolute() or not folder.is_dir():
@@ -115,9 +116,10 @@ class ContentNames:
         return named[2]
 
     def _media_of(self, request: Any) -> tuple[tuple[int, bytes], ...]:
-        """Digest images by what the model is given of them. A client may have used an identifier for another image.
+        """Digest images by the processed data that the model reads.
 
-        vLLM would then compute with either: from such an image on a prompt has no name.
+        A client may use an identifier again for another image, and vLLM may then compute with either: from such an
+        image on a prompt has no name.
         """
         starts, digests = [], []
         for feature in request.mm_features or ():
@@ -130,7 +132,7 @@ class ContentNames:
         return tuple(zip(starts, chained, strict=True))
 
     def _is_first_use(self, identifier: str, digest: bytes) -> bool:
-        """Return whether an identifier is of no other image, as far as vLLM may still hold that one."""
+        """Return whether no other image that vLLM may hold has the identifier."""
         with self._lock:
             named = self._media.setdefault(identifier, digest)
             self._media.move_to_end(identifier)
@@ -140,7 +142,7 @@ class ContentNames:
 
 
 def _signature(folder: Path) -> _Signature:
-    """Describe an adapter's files without reading them: a change of one changes its time of change at least."""
+    """Describe an adapter's files by their metadata: each write changes the time of change."""
     try:
         states = [(path.name, path.stat()) for path in adapter_files(folder)]
     except FileNotFoundError:
@@ -149,7 +151,7 @@ def _signature(folder: Path) -> _Signature:
 
 
 def _digest_of(item: Any) -> bytes | None:
-    """Digest processed data, a mapping of names to tensors; None where it is elsewhere."""
+    """Digest processed data, a mapping of names to tensors; None for data in another process."""
     if item is None:
         return None
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
@@ -162,7 +164,7 @@ def _digest_of(item: Any) -> bytes | None:
 
 
 def _add(hasher: Any, data: Any) -> bool:
-    """Add nested tensors and numbers to a digest. Returns False for what has no content here."""
+    """Add nested tensors and numbers to a digest. Returns False for objects of other types."""
     if isinstance(data, torch.Tensor):
         hasher.update(f"{data.dtype}{tuple(data.shape)}".encode())
         hasher.update(data.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -67,7 +67,7 @@ def _reach(spec: Any, kind: Kind) -> int:
 
 
 def _kind_of(spec: Any) -> Kind | None:
-    """Return which tokens the layers read of what vLLM keeps; None for what is no attention, or of another form."""
+    """Return the kind of a group's layers; None for kinds that QuireConnector does not serve."""
     if type(spec) is MambaSpec:
         aligned = spec.mamba_cache_mode == "align" and not spec.num_speculative_blocks
         return Kind.STATE if aligned else None
@@ -135,10 +135,10 @@ def asynchronous(config: Any, settings: Settings, groups: Sequence[Group]) -> bo
 
 
 def resumes_behind_failures(groups: Sequence[Group]) -> bool:
-    """Return whether vLLM may be told which blocks failed, so that it computes from the first of these on.
+    """Return whether vLLM can compute a request from its first failed block on.
 
-    Layers with windows would read what is in front of it, which was neither loaded nor computed; and of several groups
-    vLLM is told requests only, which compute everything.
+    Layers with windows would read blocks in front of it that were neither loaded nor computed; and for models with
+    several groups vLLM accepts failed requests only, not blocks. Such requests are computed from their start.
     """
     return [group.kind for group in groups] == [Kind.FULL]
 
@@ -157,7 +157,7 @@ def staging_bytes(settings: Settings, config: Any, groups: Sequence[Group]) -> i
 
 
 def staged_bytes_max(settings: Settings, config: Any, groups: Sequence[Group]) -> int:
-    """How much loads, or stores, of one request may have of staging memory, beside the other half."""
+    """Return the part of staging memory that one request may have for loads, and again for stores."""
     return staging_bytes(settings, config, groups) // 2
 
 

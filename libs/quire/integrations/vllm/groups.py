@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 NULL_BLOCK = 0
-"""vLLM's block for what a layer no longer needs."""
+"""Id of vLLM's block that stands for blocks outside a window."""
 
 
 class Kind(Enum):
-    """Which earlier tokens a layer reads: all, the last `reach`, those of the same `reach` tokens, or none.
+    """Kinds of layers by the earlier tokens that they read.
 
-    Layers without attention have a state, which vLLM keeps where a block ends.
+    FULL reads all of them, WINDOW the last `reach`, CHUNKED the tokens of the same chunk of `reach` tokens. STATE has
+    no attention: its layers keep a recurrent state, which vLLM stores at the ends of blocks.
     """
 
     FULL = "full"
@@ -24,7 +25,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group. `block_bytes`: of a block in all layers of one worker."""
+    """Describes one group of layers.
+
+    Args:
+        number: Index of the group in vLLM's `kv_cache_groups`.
+        layers: Names of the layers.
+        kind: Tokens that the layers read.
+        block_tokens: Tokens in a block.
+        block_bytes: Bytes of a block in all layers of one worker.
+        reach: Tokens of a window or chunk; 0 for other kinds.
+    """
 
     number: int
     layers: tuple[str, ...]
@@ -43,14 +53,14 @@ class Group:
             return (tokens - 1) // self.block_tokens
         return 0
 
-    def blocks_to_load(self, computed: int, until: int) -> int:
-        """Return how many blocks must arrive for a prefix of `until` tokens, of which `computed` are there."""
-        if until <= computed:
+    def blocks_to_load(self, computed: int, end: int) -> int:
+        """Return the number of blocks to load for a prefix of `end` tokens, of which vLLM has `computed`."""
+        if end <= computed:
             return 0
-        first = max(computed // self.block_tokens, self.first_read(until))
-        return max(0, until // self.block_tokens - first)
+        first = max(computed // self.block_tokens, self.first_read(end))
+        return max(0, end // self.block_tokens - first)
 
 
-def bytes_to_load(groups: Sequence[Group], computed: int, until: int) -> int:
-    """Return the bytes that must arrive for a prefix of `until` tokens, of which `computed` are there."""
-    return sum(group.blocks_to_load(computed, until) * group.block_bytes for group in groups)
+def bytes_to_load(groups: Sequence[Group], computed: int, end: int) -> int:
+    """Return the number of bytes to load for a prefix of `end` tokens, of which vLLM has `computed`."""
+    return sum(group.blocks_to_load(computed, end) * group.block_bytes for group in groups)

@@ -118,9 +118,13 @@ class Load:
 
 
 class Loads:
-    """Of one worker and group. `direct`: vLLM's blocks as one registered range, with layer stride and block offsets.
+    """Runs the loads of one worker and group.
 
-    Without it every load is staged. `link`: shared by the groups of a worker.
+    Args:
+        parts: Parts that loads and stores share.
+        direct: vLLM's blocks as one registered range, with layer stride and offsets of blocks; None to stage all loads.
+        timeout_s: Time after which a load is given up.
+        link: Clock of the link, shared by the groups of a worker.
     """
 
     def __init__(
@@ -166,7 +170,7 @@ class Loads:
         self._client.spawn(self._run(load))
 
     def _end(self, load: Load) -> None:
-        """Of one for which nothing is delivered."""
+        """End a load without a delivery."""
         load.note(failed=bool(load.missing), ended=True)
         self._link.end()
         self._client.spawn(self._release(load.found))
@@ -380,10 +384,10 @@ class Loads:
             return _missing(plan, summary.outcomes)
 
     def _window_us(self, plan: LoadPlan) -> int | None:
-        """How long a layer may take without anybody waiting for it (c_i of ObjectCache, §3.6); None where not known.
+        """Return the compute window of a layer (c_i of ObjectCache, §3.6), microseconds; None for an unknown one.
 
-        Layer by layer it is what the step computes for each. All at once it must be there when the step ends, with a
-        good part to spare: what comes a moment later waits for another step.
+        A layerwise load has the time that the step computes for each layer. An asynchronous load has to end before the
+        step does, or its request waits for another step: half of the step's time is its window.
         """
         share = _SPARE if plan.asynchronous else 1.0
         return round(share * plan.hidden_s / self._blocks.num_layers * 1e6) or None

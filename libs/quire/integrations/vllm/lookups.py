@@ -1,4 +1,4 @@
-"""Look-ups of a request's blocks, in all groups of layers and shards at once."""
+"""Look-ups of a request's blocks, in all groups of layers and shards concurrently."""
 
 from __future__ import annotations
 
@@ -20,100 +20,114 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Of one group: the keys of all blocks, and the namespace, of each shard."""
+class Query:
+    """Names the blocks of one group: namespace and keys of each shard."""
 
     group: Group
     shards: tuple[tuple[Namespace, ChunkKeys], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Of one group: blocks from `first` on, leased in each shard. `states`: blocks at whose ends Quire has a state."""
+class Match:
+    """Holds the leases on the blocks of one group.
+
+    Args:
+        shards: Look-up of each shard, of blocks from `first` on.
+        first: Number of the first leased block.
+        states: Numbers of the blocks at whose ends Quire has a state.
+    """
 
     shards: tuple[Lookup, ...] = ()
     first: int = 0
     states: frozenset[int] = frozenset()
 
     @property
-    def blocks(self) -> int:
-        """The block until which every shard has what a prefix needs."""
-        count = min((len(found.keys) for found in self.shards), default=0)
+    def end(self) -> int:
+        """Number of the block behind the last leased one; 0 without a lease in every shard."""
+        count = min((len(lookup.keys) for lookup in self.shards), default=0)
         return self.first + count if count else 0
 
 
-async def look_up(client: SyncClient, asked: Sequence[Asked], usable: int) -> tuple[Found, ...]:
-    """Find the prefix of which every group has its part. States are looked for up to `usable` tokens.
+async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> tuple[Match, ...]:
+    """Find and lease the longest prefix that every group has.
 
-    Raises what `QuireClient.lookup` raises.
+    Args:
+        client: Client of the cluster.
+        queries: One for each group.
+        usable: Tokens at most up to which a state is of use.
+
+    Raises:
+        QuireError: See `QuireClient.lookup`. All leases are released.
     """
-    leased: list[Lookup] = []
+    leases: list[Lookup] = []
     try:
-        found = await _all(_first_answer(client, part, leased) for part in asked)
-        if any(part.group.kind is Kind.STATE for part in asked):
-            found = await _with_states(client, asked, found, usable, leased)
+        matches = await _all(_first_match(client, query, leases) for query in queries)
+        if any(query.group.kind is Kind.STATE for query in queries):
+            matches = await _with_states(client, queries, matches, usable, leases)
     except BaseException:
-        for lookup in leased:
+        for lookup in leases:
             await let_go(client, lookup)
         raise
-    kept = {id(lookup) for part in found for lookup in part.shards}
-    for lookup in leased:
-        if id(lookup) not in kept:
+    identities = {id(lookup) for match in matches for lookup in match.shards}
+    for lookup in leases:
+        if id(lookup) not in identities:
             await let_go(client, lookup)
-    return tuple(found)
+    return tuple(matches)
 
 
-async def _first_answer(client: SyncClient, asked: Asked, leased: list[Lookup]) -> Found:
-    """Of attention: the longest prefix, with leases. Of states: which there are, without."""
-    if asked.group.kind is not Kind.STATE:
-        return Found(tuple(await _leased(client, asked.shards, leased)))
-    together = len(asked.shards[0][1]) > 1  # one key is a prefix
-    answers = await _all(
-        client.asynchronous.lookup(namespace, keys, lease_ttl_ms=0, unchained=together)
-        for namespace, keys in asked.shards
+async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -> Match:
+    """Lease the longest prefix of a group with attention. List the states of a group without; they have no prefix."""
+    if query.group.kind is not Kind.STATE:
+        return Match(tuple(await _lease(client, query.shards, leases)))
+    several = len(query.shards[0][1]) > 1  # a single key is a prefix
+    lookups = await _all(
+        client.asynchronous.lookup(namespace, keys, lease_ttl_ms=0, unchained=several)
+        for namespace, keys in query.shards
     )
-    there = [set(answer.there) if together else set(range(len(answer.keys))) for answer in answers]
-    return Found(states=frozenset(set.intersection(*there)))
+    blocks = [set(lookup.there) if several else set(range(len(lookup.keys))) for lookup in lookups]
+    return Match(states=frozenset(set.intersection(*blocks)))
 
 
 async def _with_states(
-    client: SyncClient, asked: Sequence[Asked], found: list[Found], usable: int, leased: list[Lookup]
-) -> list[Found]:
-    """Lease the states at the last tokens up to which every group has its part."""
-    ends = [usable]
-    candidates: list[set[int]] = []
-    for part, there in zip(asked, found, strict=True):
-        if part.group.kind is Kind.STATE:
-            candidates.append({(block + 1) * part.group.block_tokens for block in there.states})
+    client: SyncClient, queries: Sequence[Query], matches: list[Match], usable: int, leases: list[Lookup]
+) -> list[Match]:
+    """Lease the states at the last position up to which every other group has its blocks."""
+    limit = usable
+    positions: list[set[int]] = []
+    for query, match in zip(queries, matches, strict=True):
+        size = query.group.block_tokens
+        if query.group.kind is Kind.STATE:
+            positions.append({(block + 1) * size for block in match.states})
         else:
-            ends.append(there.blocks * part.group.block_tokens)
-    tokens = sorted(end for end in set.intersection(*candidates) if end <= min(ends))
-    for end in reversed(tokens[-_STATES_TRIED_MAX:]):  # one may be evicted meanwhile
-        chosen = []
-        for part, there in zip(asked, found, strict=True):
-            if part.group.kind is Kind.STATE:
-                at = end // part.group.block_tokens - 1
-                one = [(namespace, keys.run(at, 1)) for namespace, keys in part.shards]
-                there = Found(tuple(await _leased(client, one, leased)), at, there.states)
-            chosen.append(there)
-        if all(there.blocks for there in chosen):
-            return chosen
-    return found
+            limit = min(limit, match.end * size)
+    candidates = sorted(position for position in set.intersection(*positions) if position <= limit)
+    for position in reversed(candidates[-_STATES_TRIED_MAX:]):  # a state may be evicted before its lease
+        leased = []
+        for query, match in zip(queries, matches, strict=True):
+            if query.group.kind is not Kind.STATE:
+                leased.append(match)
+                continue
+            block = position // query.group.block_tokens - 1
+            shards = [(namespace, keys.run(block, 1)) for namespace, keys in query.shards]
+            leased.append(Match(tuple(await _lease(client, shards, leases)), block, match.states))
+        if all(match.end for match in leased):
+            return leased
+    return matches
 
 
-async def _leased(
-    client: SyncClient, shards: Sequence[tuple[Namespace, ChunkKeys]], leased: list[Lookup]
+async def _lease(
+    client: SyncClient, shards: Sequence[tuple[Namespace, ChunkKeys]], leases: list[Lookup]
 ) -> list[Lookup]:
-    async def lease(namespace: Namespace, keys: ChunkKeys) -> Lookup:
-        found = await client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS)
-        leased.append(found)
-        return found
+    async def one(namespace: Namespace, keys: ChunkKeys) -> Lookup:
+        lookup = await client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS)
+        leases.append(lookup)
+        return lookup
 
-    return await _all(lease(namespace, keys) for namespace, keys in shards)
+    return await _all(one(namespace, keys) for namespace, keys in shards)
 
 
 async def _all(works: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Wait for all, and raise the first error once none runs any more."""
+    """Return all results. Raises the first error, after every work has ended."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     answers = []
     for end in ends:
@@ -123,10 +137,10 @@ async def _all(works: Iterable[Awaitable[Answer]]) -> list[Answer]:
     return answers
 
 
-async def let_go(client: SyncClient, found: Lookup) -> None:
-    """Release what nobody needs."""
+async def let_go(client: SyncClient, lookup: Lookup) -> None:
+    """Release a lease. A release that fails is logged: the lease expires."""
     try:
-        if found.lease:
-            await client.asynchronous.release(found)
+        if lookup.lease:
+            await client.asynchronous.release(lookup)
     except QuireError as error:
         logger().debug("a lease stays until it runs out", error=str(error))

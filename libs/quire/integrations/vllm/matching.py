@@ -22,7 +22,7 @@ from quire.integrations.absence import Absence
 from quire.integrations.vllm.contents import ContentNames, Contents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import retain, retain_s
-from quire.integrations.vllm.lookups import Asked, Found, let_go, look_up
+from quire.integrations.vllm.lookups import Match, Query, let_go, look_up
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.requests import Part, Spaces, State
 from quire.integrations.vllm.reuse import Reuse
@@ -39,10 +39,18 @@ Blocks = Sequence[Sequence[int]]
 
 
 class Matching:
-    """`groups`: of the model's layers; `hash_tokens`: of vLLM's hashes, those of a block or a part of them.
+    """Decides for one engine.
 
-    `names`: of contents that vLLM's hashes do not name. `staged_bytes_max`: how much of one request a worker has room
-    for in staging memory. `count`: tells figures.
+    Args:
+        settings: As the user set them.
+        client: Client of the cluster.
+        groups: Groups of the model's layers.
+        hash_tokens: Tokens in each of vLLM's hashes: as many as in a block, or a part.
+        asynchronous: Whether other requests compute while a load runs.
+        staged_bytes_max: Staging memory that one request may have.
+        names: Names contents that vLLM's hashes do not.
+        count: Adds to a figure.
+        now_s: Monotonic clock, seconds.
     """
 
     def __init__(
@@ -84,9 +92,9 @@ class Matching:
     # ---- what vLLM tells
 
     def name(self, spaces: Spaces, *, direct: bool) -> None:
-        """What this engine's blocks are called; `direct`: loads need no staging memory.
+        """Set the namespaces of this engine's blocks; `direct`: loads need no staging memory.
 
-        Before that everything is a miss.
+        Until then every look-up is a miss.
         """
         self._spaces = tuple(tuple(shards) for shards in spaces)
         if direct:
@@ -122,10 +130,10 @@ class Matching:
             self._ask_again(state)
         if not state.answered and not self._is_answered(state):
             return None, False
-        if state.is_found and not self._names.is_current(request):
+        if state.is_leased and not self._names.is_current(request):
             self._give_back(state)
             state.nothing_stored(storable=False)
-        if state.is_found and self._now_s() - state.asked_s > _FRESH_S:  # the lease may run out meanwhile
+        if state.is_leased and self._now_s() - state.asked_s > _FRESH_S:  # the lease may run out meanwhile
             self._ask_again(state)
             return None, False
         tokens = self._loadable(state, computed, usable)
@@ -142,74 +150,74 @@ class Matching:
         return tokens, self._asynchronous
 
     def _loadable(self, state: State, computed: int, usable: int) -> int:
-        """How many tokens behind `computed` every group has, and there is room for."""
+        """Return the number of tokens behind `computed` that every group has, and that fit staging memory."""
         matched = usable
         for part, group in zip(state.parts, self._groups, strict=True):
-            matched = min(matched, part.found.blocks * group.block_tokens if part.found is not None else 0)
+            matched = min(matched, part.match.end * group.block_tokens if part.match is not None else 0)
         units = (matched - computed) // self._unit
         if units <= 0:
             return 0
-        most, states = self._load_bytes_max, any(group.kind is Kind.STATE for group in self._groups)
-        if most is not None and states:  # it was found at the end of what matched, and nowhere else
-            return matched - computed if bytes_to_load(self._groups, computed, matched) <= most else 0
-        if most is not None:
+        limit, states = self._load_bytes_max, any(group.kind is Kind.STATE for group in self._groups)
+        if limit is not None and states:  # it was found at the end of what matched, and nowhere else
+            return matched - computed if bytes_to_load(self._groups, computed, matched) <= limit else 0
+        if limit is not None:
 
             def size(count: int) -> int:
                 return bytes_to_load(self._groups, computed, computed + count * self._unit)
 
-            units = bisect_right(range(1, units + 1), most, key=size)
-            while units and size(units) > most:  # a window's part is not the same everywhere
+            units = bisect_right(range(1, units + 1), limit, key=size)
+            while units and size(units) > limit:  # a window's part is not the same everywhere
                 units -= 1
         return units * self._unit
 
-    def _try(self, state: State, computed: int, until: int) -> None:
-        """See now and then what loading takes by now, of the group that has most to load."""
-        group = max(self._groups, key=lambda group: group.blocks_to_load(computed, until) * group.block_bytes)
-        blocks = group.blocks_to_load(computed, until)
-        few = self._worth.tried(blocks, self._now_s())
+    def _try(self, state: State, computed: int, end: int) -> None:
+        """Measure from time to time how long loads take, with the group that has most to load."""
+        group = max(self._groups, key=lambda group: group.blocks_to_load(computed, end) * group.block_bytes)
+        blocks = group.blocks_to_load(computed, end)
+        count = self._worth.tried(blocks, self._now_s())
         part = state.parts[group.number]
-        if few and part.found is not None:
-            first = until // group.block_tokens - blocks - part.found.first
-            self._plan.tries.append(TryPlan(group=group.number, found=part.found.shards, first=first, count=few))
-            part.found = None  # the lease is the try's
+        if count and part.match is not None:
+            first = end // group.block_tokens - blocks - part.match.first
+            self._plan.tries.append(TryPlan(group=group.number, found=part.match.shards, first=first, count=count))
+            part.match = None  # the lease is the try's
 
     def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
         """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""
         state = self._requests.get(request.request_id)
-        if state is None or not state.is_found:
+        if state is None or not state.is_leased:
             return
         if tokens <= 0:
             self._give_back(state)
             return
         computed, promised = state.promised
-        until = computed + min(promised, tokens // self._unit * self._unit)
-        worth_s = self._worth.compute_s(until - computed) if self._settings.cut_off else 0.0
+        end = computed + min(promised, tokens // self._unit * self._unit)
+        worth_s = self._worth.compute_s(end - computed) if self._settings.cut_off else 0.0
         loads = []
         for group, part, ids in zip(self._groups, state.parts, block_ids, strict=True):
-            first, stop = computed // group.block_tokens, until // group.block_tokens
+            first, stop = computed // group.block_tokens, end // group.block_tokens
             while first < stop and ids[first] == NULL_BLOCK:  # in front of the window
                 first += 1
             part.load_first = first
-            assert part.found is not None, "of all groups, or of none"
+            assert part.match is not None, "of all groups, or of none"
             load = LoadPlan(
                 request_id=request.request_id,
                 group=group.number,
-                found=part.found.shards,
-                first=first - part.found.first,
+                found=part.match.shards,
+                first=first - part.match.first,
                 blocks=tuple(ids[first:stop]),
                 asynchronous=self._asynchronous,
                 worth_s=worth_s,
             )
             loads.append(load)
-            part.found = None  # the lease is the load's from here on
-        # vLLM waits to hear of a load, even if no layer reads a block that is to be loaded.
-        wanted = [load for load in loads if load.blocks] or loads[:1]
+            part.match = None  # the lease is the load's from here on
+        # vLLM waits for the report of a load, even if no layer reads a block that is to be loaded.
+        planned = [load for load in loads if load.blocks] or loads[:1]
         for load in loads:
-            if not load.blocks and load is not wanted[0]:
-                self._release(Found(load.found))
-        self._plan.loads += wanted
+            if not load.blocks and load is not planned[0]:
+                self._release(Match(load.found))
+        self._plan.loads += planned
         if not self._asynchronous:
-            self._unsettled[request.request_id] = {block for load in wanted for block in load.blocks}
+            self._unsettled[request.request_id] = {block for load in planned for block in load.blocks}
 
     def ended(self) -> None:
         """The step that was planned last has run."""
@@ -224,7 +232,7 @@ class Matching:
             self._worth.loaded(blocks, seconds)
 
     def settled(self, loads: Sequence[Settled]) -> None:
-        """How loads went, by worker. What did not arrive in one shard is stored again in all of them."""
+        """Take the results of loads by worker. Blocks that did not arrive in one shard are stored again in all."""
         for load in loads:
             self._unsettled.pop(load.request_id, None)
             state = self._requests.get(load.request_id)
@@ -281,16 +289,16 @@ class Matching:
         request, seconds = state.request, retain_s(state.request)
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
         for group in self._groups if seconds else ():
-            whole = min(request.num_prompt_tokens // group.block_tokens, self._named(state, group))
-            if not whole:
+            count = min(request.num_prompt_tokens // group.block_tokens, self._named(state, group))
+            if not count:
                 continue
             shards = zip(
                 state.spaces(self._spaces, group),
-                state.keys(self._spaces, group, self._hash_tokens, whole),
+                state.keys(self._spaces, group, self._hash_tokens, count),
                 strict=True,
             )
             if group.kind is Kind.STATE:
-                ends = sorted(at for at in state.parts[group.number].states if at < whole)
+                ends = sorted(at for at in state.parts[group.number].states if at < count)
                 prefixes += [(space, keys.run(at, 1)) for space, keys in shards for at in ends]
             else:
                 prefixes += shards
@@ -315,33 +323,33 @@ class Matching:
     # ---- stores
 
     def _store(self, request_id: str, computed: int, blocks_of: Callable[[str], Blocks]) -> list[StorePlan]:
-        """What of a request is to be stored, of which `computed` tokens are there when the step has run."""
+        """Plan the stores of a request that has `computed` tokens at the end of the step."""
         state = self._requests.get(request_id)
         if state is None or not (state.answered or self._is_answered(state)):
             return []
         computed = state.storable_tokens(computed, with_output=self._settings.store_output)
         ranges = [
-            (group, part.stored, self._store_until(state, group, part, computed))
+            (group, part.stored, self._store_end(state, group, part, computed))
             for group, part in zip(self._groups, state.parts, strict=True)
             if part.storable and group.kind is not Kind.STATE
         ]
-        ranges = [(group, first, until) for group, first, until in ranges if until > first]
+        ranges = [(group, first, end) for group, first, end in ranges if end > first]
         if not ranges:
             return []
         if not self._names.is_current(state.request):
             state.nothing_stored(storable=False)
             return []
         tables = blocks_of(request_id)
-        stores = [self._store_plan(state, group, tables[group.number][:until], first) for group, first, until in ranges]
+        stores = [self._store_plan(state, group, tables[group.number][:end], first) for group, first, end in ranges]
         return [store for store in stores if store is not None]
 
-    def _store_until(self, state: State, group: Group, part: Part, computed: int) -> int:
-        """The block until which a step may store: with a name, and with room, which groups share."""
+    def _store_end(self, state: State, group: Group, part: Part, computed: int) -> int:
+        """Return the end of the blocks that a step may store: they have names, and fit the group's share of memory."""
         room = max(1, self._staged_bytes_max // len(self._groups) // group.block_bytes)
         return min(computed // group.block_tokens, self._named(state, group), part.stored + room)
 
     def _store_plan(self, state: State, group: Group, blocks: Sequence[int], first: int) -> StorePlan | None:
-        """None where blocks may have to go, or are not all there any more."""
+        """Plan one store; None where blocks may have to be recomputed, or have left their window."""
         part = state.parts[group.number]
         waits = any(not unsettled.isdisjoint(blocks) for unsettled in self._unsettled.values())
         if waits or len(blocks) <= first:
@@ -361,7 +369,7 @@ class Matching:
         )
 
     def _store_states(self, request_id: str, ends: Sequence[tuple[int, int, int]]) -> list[StorePlan]:
-        """Those that Quire has not, at the end of a block with a name. Each is stored by itself."""
+        """Plan a store for each state that Quire has not, at the end of a block with a name."""
         state, stores = self._requests.get(request_id), []
         if state is None or not state.answered or not self._names.is_current(state.request):
             return []
@@ -386,7 +394,7 @@ class Matching:
         return stores
 
     def _named(self, state: State, group: Group) -> int:
-        """How many of its blocks have names, as far as one request may have them."""
+        """Return the number of the request's blocks that have names and fit one look-up."""
         return min(state.blocks_max(group, self._hash_tokens), KEYS_MAX)
 
     # ---- look-ups
@@ -399,11 +407,11 @@ class Matching:
             return
         if self._absence:
             return  # `_is_answered` makes it a miss
-        asked = []
+        queries = []
         for group, count in zip(self._groups, counts, strict=True):
             keys = state.keys(self._spaces, group, self._hash_tokens, count)
-            asked.append(Asked(group, tuple(zip(state.spaces(self._spaces, group), keys, strict=True))))
-        state.asking = self._client.spawn(look_up(self._client, asked, state.request.num_tokens - 1))
+            queries.append(Query(group, tuple(zip(state.spaces(self._spaces, group), keys, strict=True))))
+        state.asking = self._client.spawn(look_up(self._client, queries, state.request.num_tokens - 1))
 
     def _ask_again(self, state: State) -> None:
         self._give_back(state)
@@ -411,7 +419,7 @@ class Matching:
         self._ask(state)
 
     def _is_answered(self, state: State) -> bool:
-        """Whether it is known what Quire has of it; what failed, or takes too long, counts as nothing."""
+        """Return whether the look-ups have ended. Failures, and look-ups that take too long, are a miss."""
         if state.contents is None and not self._is_named(state):
             return state.answered
         if state.answered:
@@ -431,16 +439,16 @@ class Matching:
             return True
         self._count("lookups", 1)
         self._absence.answered()
-        found, state.asking, state.answered = state.asking.result(), None, True
-        for part, there in zip(state.parts, found, strict=True):
-            part.found, part.states, part.storable = there, set(there.states), True
-            part.stored = part.looked_up = there.blocks
-        if not all(there.blocks for there in found):
+        matches, state.asking, state.answered = state.asking.result(), None, True
+        for part, match in zip(state.parts, matches, strict=True):
+            part.match, part.states, part.storable = match, set(match.states), True
+            part.stored = part.looked_up = match.end
+        if not all(match.end for match in matches):
             self._give_back(state)
         return True
 
     def _is_named(self, state: State) -> bool:
-        """Whether the request's contents have names; those without, or for which that takes too long, are a miss."""
+        """Return whether the contents have names. Requests without names, and with slow ones, are a miss."""
         if state.naming is None:
             state.nothing_stored(storable=False)
             return False
@@ -469,19 +477,19 @@ class Matching:
             _when_done(state.asking, self._release_all)
             state.asking = None
         for part in state.parts:
-            if part.found is not None:
-                self._release(part.found)
-            part.found = None
+            if part.match is not None:
+                self._release(part.match)
+            part.match = None
 
-    def _release(self, found: Found) -> None:
-        for lookup in found.shards:
+    def _release(self, match: Match) -> None:
+        for lookup in match.shards:
             if lookup.lease:
                 self._client.spawn(let_go(self._client, lookup))
 
-    def _release_all(self, found: Sequence[Found]) -> None:
-        for part in found:
-            self._release(part)
+    def _release_all(self, matches: Sequence[Match]) -> None:
+        for match in matches:
+            self._release(match)
 
 
-def _when_done(asking: Future[tuple[Found, ...]], then: Callable[[Sequence[Found]], None]) -> None:
+def _when_done(asking: Future[tuple[Match, ...]], then: Callable[[Sequence[Match]], None]) -> None:
     asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

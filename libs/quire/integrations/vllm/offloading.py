@@ -35,8 +35,8 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 def _name_contents(config: Any) -> None:
     """Put the name into the settings of each `QuireTier`. A tier with `weights` has its model's named by these.
 
-    A tier is told identifiers of images only, which clients may use again. Without `trust_image_ids` its names of
-    chunks are therefore those of one start of an engine where a model sees images.
+    A tier receives identifiers of images only, which clients may use again. Without `trust_image_ids` names of chunks
+    are therefore valid for one start of an engine, if the model sees images.
     """
     form = hashlib.sha256(json.dumps(engine_of(config), sort_keys=True).encode()).hexdigest()[:32]
     for tier in config.kv_transfer_config.kv_connector_extra_config.get("secondary_tiers", ()):

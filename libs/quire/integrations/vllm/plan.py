@@ -11,10 +11,10 @@ from quire.model.keys import ChunkKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Chunks from `first` on of one group of layers, one for each of `blocks`; `found` has one look-up for each shard.
+    """Plans to load chunks of one group of layers, from `first` on, one into each of `blocks`.
 
-    `worth_s`: what it costs to compute them, `hidden_s`: for how long a step computes meanwhile; 0 where that is not
-    known.
+    `found`: look-up of each shard. `worth_s`: time to compute the blocks, `hidden_s`: time for which the step computes;
+    0 for unknown.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What the scheduler's half keeps of a request of vLLM's."""
+"""State that the scheduler's half keeps for a request of vLLM's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.integrations.vllm.contents import Contents
 from quire.integrations.vllm.groups import Group
-from quire.integrations.vllm.lookups import Found
+from quire.integrations.vllm.lookups import Match
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
 
@@ -19,15 +19,19 @@ Spaces = Sequence[Sequence[Namespace]]
 
 @dataclass(slots=True)
 class Part:
-    """Of a request in one group of layers. Everything is counted in the group's blocks.
+    """State of a request in one group of layers, counted in the group's blocks.
 
-    `found`: what Quire has, until a load or nobody has its leases. `stored`: blocks from the start that Quire
-    has; the first `looked_up` of these it had when it was asked, this engine has stored the others. `storable`: whether
-    that is known; behind chunks that may be missing nothing can be stored. `load_first`: the first block of the last
-    load. Of states each stands for itself: `states` has the blocks at whose ends Quire has one.
+    Args:
+        match: Leases that no load has taken over.
+        stored: Blocks from the start of the request that Quire has.
+        looked_up: Blocks from the start that the look-up found; this engine has stored the others.
+        storable: Whether further blocks can be stored: never behind chunks that may be missing.
+        load_first: First block of the last load.
+        states: Blocks at whose ends Quire has a state.
+        keys: Keys of blocks from the start, by shard.
     """
 
-    found: Found | None = None
+    match: Match | None = None
     states: set[int] = field(default_factory=set)
     stored: int = 0
     looked_up: int = 0
@@ -38,18 +42,26 @@ class Part:
 
 @dataclass(slots=True)
 class State:
-    """Of a request.
+    """State of a request.
 
-    `naming`: of its contents, which have names once it ends: `contents`. `asking`: the look-ups, by part and shard.
-    `answered`: whether it is known what Quire has. `promised`: tokens that vLLM had, and that it was promised.
-    `store_tokens`: how many of its tokens may be stored, None for all.
+    Args:
+        request: vLLM's request.
+        parts: State in each group.
+        naming: Digests the contents while it runs.
+        contents: Names of the contents; None before they are known, and without names.
+        asking: Runs the look-ups.
+        asked_s: Time at which the look-ups began, or the naming.
+        answered: Whether the look-ups have ended, in whatever way.
+        promised: Tokens that vLLM had, and tokens behind these that it may load.
+        preemptions: Preemptions of the request that the look-ups take into account.
+        store_tokens: Tokens from the start that may be stored; None for all.
     """
 
     request: Any
     parts: tuple[Part, ...]
     naming: Future[Contents] | None = None
     contents: Contents | None = None
-    asking: Future[tuple[Found, ...]] | None = None
+    asking: Future[tuple[Match, ...]] | None = None
     asked_s: float = 0.0
     answered: bool = False
     promised: tuple[int, int] = (0, 0)
@@ -57,25 +69,25 @@ class State:
     store_tokens: int | None = None
 
     @property
-    def is_found(self) -> bool:
-        """Whether the request holds leases of what Quire has."""
-        return any(part.found is not None for part in self.parts)
+    def is_leased(self) -> bool:
+        """Whether the request holds leases on stored blocks."""
+        return any(part.match is not None for part in self.parts)
 
     def nothing_stored(self, *, storable: bool) -> None:
-        """Go on as if Quire had nothing of it."""
+        """Treat the request as one of which Quire has no block."""
         self.answered = True
         for part in self.parts:
             part.stored, part.storable = 0, storable
             part.states.clear()
 
     def storable_tokens(self, computed: int, *, with_output: bool) -> int:
-        """Return how many of its computed tokens may be stored."""
+        """Return the number of the request's computed tokens that may be stored."""
         if not with_output:
             computed = min(computed, self.request.num_prompt_tokens)
         return computed if self.store_tokens is None else min(computed, self.store_tokens)
 
     def blocks_max(self, group: Group, hash_tokens: int) -> int:
-        """Return how many of its blocks have names, and hashes."""
+        """Return the number of the request's blocks that have names and hashes."""
         if self.contents is None:
             return 0
         hashed = len(self.request.block_hashes) // (group.block_tokens // hash_tokens)
@@ -88,12 +100,12 @@ class State:
 
     def keys(self, spaces: Spaces, group: Group, hash_tokens: int, count: int) -> tuple[ChunkKeys, ...]:
         """Return the keys of the first `count` blocks, for each shard."""
-        known, per_block = self.parts[group.number].keys, group.block_tokens // hash_tokens
-        if count > len(known):
-            assert self.contents is not None, "named by now"
-            ends = self.request.block_hashes[(len(known) + 1) * per_block - 1 : count * per_block : per_block]
-            fresh = self.contents.fold([bytes(end) for end in ends], len(known), group.block_tokens)
-            own = ChunkKeys(b"".join(fresh))
-            known += zip(*(engine_keys(space, own) for space in self.spaces(spaces, group)), strict=True)
+        rows, per_block = self.parts[group.number].keys, group.block_tokens // hash_tokens
+        if count > len(rows):
+            assert self.contents is not None, "named before"
+            ends = self.request.block_hashes[(len(rows) + 1) * per_block - 1 : count * per_block : per_block]
+            hashes = self.contents.fold([bytes(end) for end in ends], len(rows), group.block_tokens)
+            digests = ChunkKeys(b"".join(hashes))
+            rows += zip(*(engine_keys(space, digests) for space in self.spaces(spaces, group)), strict=True)
         shards = len(spaces[group.number])
-        return tuple(ChunkKeys(b"".join(keys[shard] for keys in known[:count])) for shard in range(shards))
+        return tuple(ChunkKeys(b"".join(row[shard] for row in rows[:count])) for shard in range(shards))

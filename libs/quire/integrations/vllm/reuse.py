@@ -1,4 +1,4 @@
-"""Which blocks an engine has seen before: a store that nobody reads costs the engine time, and Quire room."""
+"""Blocks that an engine has seen: stores without readers cost the engine time and the cluster memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-_KEPT: Final = 262_144
+_HASHES_MAX: Final = 262_144
 
 
 class Reuse:
-    """The hashes of blocks that requests had lately, 32 bytes each and about 30 MB in all."""
+    """Remembers the hashes of recent requests' blocks, in about 30 MB."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
-        self._kept = kept
+    def __init__(self, hashes_max: int = _HASHES_MAX) -> None:
+        self._hashes_max = hashes_max
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
     def seen(self, hashes: Sequence[bytes]) -> int:
-        """Return how many from the first on earlier requests had."""
+        """Return the number of leading hashes that earlier requests had."""
         for count, block_hash in enumerate(hashes):
             if bytes(block_hash) not in self._hashes:
                 return count
@@ -29,5 +29,5 @@ class Reuse:
             key = bytes(block_hash)
             self._hashes[key] = None
             self._hashes.move_to_end(key)
-        while len(self._hashes) > self._kept:
+        while len(self._hashes) > self._hashes_max:
             self._hashes.popitem(last=False)

@@ -43,7 +43,7 @@ class _Store:
 
 
 class Stores:
-    """Of one worker and group of layers."""
+    """Runs the stores of one worker and group of layers."""
 
     def __init__(self, parts: WorkerParts, durability: Durability) -> None:
         self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool

@@ -74,7 +74,7 @@ class Worth:
             self._short.append(seconds)
 
     def step_s(self, tokens: int) -> float:
-        """How long a step with so many tokens computes; 0 while that is not known, and for a step without any."""
+        """Return the time that a step with `tokens` computes; 0 for an unknown one, and for a step without tokens."""
         if tokens >= _PREFILL_TOKENS_MIN:
             return self.compute_s(tokens)
         return float(np.median(self._short)) if tokens and self._short else 0.0

@@ -107,7 +107,7 @@ class Engine:
     def batch(
         self, prompts: Sequence[Sequence[int]], count: int = 8, *, lora: Any = None
     ) -> list[tuple[list[int], int]]:
-        """All at the same time: of each the next tokens, and how many of the prompt's were cached.
+        """Generate concurrently; return the next tokens of each prompt, and the number of its cached tokens.
 
         `lora`: vLLM's request for an adapter.
         """
