@@ -48,7 +48,7 @@ class BlockFormat:
     is_state: bool = False
 
     def layout(self) -> KvLayout:
-        """Return the layout of a chunk. Raises `ConfigInvalid` for blocks with more than K and V, a latent or a state."""
+        """Return a chunk's layout. Raises `ConfigInvalid` for blocks with more than K and V, a latent or a state."""
         if self.is_state:
             plain = plain_layout(self.layers, self.slab_bytes)
             if plain is None:
