@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire_tools.bench.engines.vllm import make_model, prepare
+from quire_tools.bench.engines.models import make_model
+from quire_tools.bench.engines.vllm import prepare
 from quire_tools.local import LocalCluster
 
 prepare()

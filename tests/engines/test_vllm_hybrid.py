@@ -14,91 +14,11 @@ import pytest
 
 from quire.integrations.vllm.groups import Kind
 from quire.model.errors import PeerLost
-from quire_tools.bench.engines.vllm import make_model
+from quire_tools.bench.engines.models import make_model, settings_of
 from quire_tools.local import LocalCluster
 from tests.engines.engine import OTHER, PROMPT, Engine, engine, until
 
-WINDOW = 96
 PROMPTS = [PROMPT[: 300 + 64 * at] + [at + 3] * (20 + 7 * at) for at in range(8)]
-
-
-def _mistral(folder: Path) -> Path:
-    """A model all of whose layers have windows, with the tokenizer of the others."""
-    import torch
-    from transformers import MistralConfig, MistralForCausalLM
-
-    make_model(folder)
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        sliding_window=WINDOW,
-        initializer_range=0.3,
-    )
-    MistralForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
-
-
-def _qwen(folder: Path) -> Path:
-    """A model every second layer of which has a state (gated delta net), for which the CPU has kernels in bfloat16."""
-    import torch
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
-    make_model(folder)
-    torch.manual_seed(0)
-    config = Qwen3NextConfig(
-        vocab_size=512,
-        hidden_size=128,
-        num_hidden_layers=4,
-        layer_types=["linear_attention", "full_attention"] * 2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=128,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=128,
-        shared_expert_intermediate_size=128,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-    )
-    Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-def _gpt_oss(folder: Path) -> Path:
-    """A mixture of experts, every second layer of which has a window, with attention sinks."""
-    import torch
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    make_model(folder)
-    torch.manual_seed(0)
-    config = GptOssConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
-        sliding_window=WINDOW,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-    )
-    GptOssForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -115,17 +35,19 @@ class _Model:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@pytest.fixture(scope="module", params=["gemma", "gpt-oss", "mistral", "qwen"])
+KINDS = {
+    "gemma3": {Kind.FULL, Kind.WINDOW},
+    "gpt-oss": {Kind.FULL, Kind.WINDOW},
+    "mistral": {Kind.WINDOW},
+    "qwen3-next": {Kind.FULL, Kind.STATE},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Model:
     """Models with windows in every second layer (Gemma 3, gpt-oss) or in all (Mistral), or with states (Qwen3-Next)."""
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "gemma":
-        return _Model(make_model(folder, window=WINDOW), {Kind.FULL, Kind.WINDOW})
-    if request.param == "gpt-oss":
-        return _Model(_gpt_oss(folder), {Kind.FULL, Kind.WINDOW})
-    if request.param == "mistral":
-        return _Model(_mistral(folder), {Kind.WINDOW})
-    return _Model(_qwen(folder), {Kind.FULL, Kind.STATE}, {"dtype": "bfloat16", "enable_prefix_caching": True})
+    folder = make_model(tmp_path_factory.mktemp(request.param), family=request.param)
+    return _Model(folder, KINDS[request.param], settings_of(request.param))
 
 
 @pytest.fixture(scope="module")

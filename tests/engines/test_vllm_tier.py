@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from quire_tools.bench.engines.vllm import any_vllm, make_model
+from quire_tools.bench.engines.models import make_model
+from quire_tools.bench.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
 
@@ -106,7 +107,7 @@ def test_the_state_of_a_hybrid_model_comes_back(
     tmp_path_factory: pytest.TempPathFactory, engine_cluster: LocalCluster
 ) -> None:
     """Every second layer sees 96 tokens: two groups of layers, each with its own chunks."""
-    model = make_model(tmp_path_factory.mktemp("hybrid"), window=96)
+    model = make_model(tmp_path_factory.mktemp("hybrid"), family="gemma3")
     hybrid = {"disable_hybrid_kv_cache_manager": False}
     with any_vllm(model, None, **hybrid) as vllm:
         expected, _ = vllm.tokens(PROMPT)

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from quire.model.errors import InvalidRequest
 from quire_tools.bench.engines import serving
-from quire_tools.bench.engines.vllm import BLOCK, Engine, make_model, require_vllm, vllm_engine
+from quire_tools.bench.engines.models import FAMILIES, make_model, settings_of
+from quire_tools.bench.engines.vllm import BLOCK, Engine, require_vllm, vllm_engine
 from quire_tools.bench.report import Report, Row, median, percentile
 from quire_tools.local import LocalCluster
 
@@ -51,14 +52,15 @@ class _Prompts:
     shared: int
 
 
-def _prompts(count: int, tokens: int, hit: float) -> _Prompts:
+def _prompts(count: int, tokens: int, hit: float, *, grow: bool) -> _Prompts:
+    """Draw conversations. `grow`: the later turns continue all of the first one."""
     shared = max(BLOCK, int(tokens * hit) // BLOCK * BLOCK)
     draw = np.random.default_rng(5)
     first = [draw.integers(2, 258, tokens).tolist() for _ in range(count)]
     later, again = (
         [[*each[:shared], *draw.integers(2, 258, tokens - shared).tolist()] for each in first] for _ in range(2)
     )
-    return _Prompts(first, later, again, shared)
+    return _Prompts([prompt[:shared] for prompt in first] if grow else first, later, again, shared)
 
 
 def _ask(engine: Engine, prompts: Sequence[list[int]], before_each: Callable[[], None] = lambda: None) -> _Seen:
@@ -76,25 +78,27 @@ def _ask(engine: Engine, prompts: Sequence[list[int]], before_each: Callable[[],
 @contextmanager
 def stored(engine: Engine, blocks: int) -> Iterator[None]:
     """Returns once so many more blocks are acknowledged than before, or after a while."""
-    count, seen = engine.worker._stores[0]._count, [0.0]
+    stores = engine.worker._stores[-1]  # of a hybrid model the group with full attention
+    count, total = stores._count, [0.0]
 
     def counting(name: str, value: float) -> None:
-        seen[0] += value if name == "stored_blocks" else 0
+        total[0] += value if name == "stored_blocks" else 0
         count(name, value)
 
-    engine.worker._stores[0]._count = counting
+    stores._count = counting
     yield
     deadline = time.monotonic() + _SETTLE_S
-    while seen[0] < blocks and time.monotonic() < deadline:
+    while total[0] < blocks and time.monotonic() < deadline:
         time.sleep(0.02)
-    engine.worker._stores[0]._count = count
+    stores._count = count
 
 
 def _with_quire(model: Path, gateway: str, load: str, prompts: _Prompts, settings: dict[str, Any]) -> dict[str, _Seen]:
     extra = {"load": load, "cut_off": False}
     seen: dict[str, _Seen] = {}
     with vllm_engine(model, gateway, extra, **settings) as engine:
-        with stored(engine, sum(len(each) // BLOCK for each in prompts.first)):
+        size = engine.scheduler._groups[-1].block_tokens
+        with stored(engine, sum(len(prompt) // size for prompt in prompts.first)):
             seen["cold"] = _ask(engine, prompts.first)
         seen["warm"] = _ask(engine, prompts.later, engine.forget)
     with vllm_engine(model, gateway, extra, **settings) as engine:
@@ -122,25 +126,32 @@ def _alone(model: Path, prompts: _Prompts, settings: dict[str, Any]) -> dict[str
     return seen
 
 
-def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int) -> Report:
-    """Raises `InvalidRequest` without vLLM, or where an answer differs from the one that was computed."""
+def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int, family: str = "llama") -> Report:
+    """Measure one family of models.
+
+    Raises:
+        InvalidRequest: vLLM is not installed, or an answer differs from the computed one.
+    """
     baseline = {"name": f"vLLM {require_vllm()} computing the whole prompt, same run", "unit": "ms"}
     report = Report("engines", baseline, tall=True)
-    asked = _prompts(prompts, tokens, hit)
+    # vLLM keeps states at the ends of prompts only.
+    asked = _prompts(prompts, tokens, hit, grow=family == "qwen3-next")
     heads = hidden // 64
     with tempfile.TemporaryDirectory(prefix="quire-engines-") as name, Console().status("a model of random weights"):
         folder = Path(name)
-        model = make_model(folder / "model", layers=layers, hidden=hidden, heads=heads, kv_heads=max(1, heads // 4))
+        sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": max(1, heads // 4)}
+        model = make_model(folder / "model", family=family, window=512, **sizes)
         per_token = layers * 2 * max(1, heads // 4) * 64 * 4
         room = max(64 << 20, 2 * prompts * tokens * per_token)
-        settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room}
+        settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room, **settings_of(family)}
         seen = _alone(model, asked, settings)
-        for load in ("layerwise", "async"):
+        for load in ("layerwise", "async") if family in ("llama", "mixtral") else ("async",):
             with LocalCluster(folder / load, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
                 ours = _with_quire(model, cluster.gateway_address, load, asked, settings)
             seen |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
             seen[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]
     _fill(report, seen, asked, per_token)
+    report.notes.append(f"a model of the family {family}, of random weights")
     return report
 
 
@@ -171,6 +182,7 @@ def command(
     prompts: Annotated[int, typer.Option(help="how many")] = 8,
     layers: Annotated[int, typer.Option(help="of the model of random weights")] = 8,
     hidden: Annotated[int, typer.Option(help="its width; heads of 64")] = 512,
+    model: Annotated[str, typer.Option(help=f"family of the model: {', '.join(FAMILIES)}")] = "llama",
     against: Annotated[
         bool, typer.Option("--against", help="requests beside vLLM's disk connector and LMCache")
     ] = False,
@@ -189,4 +201,4 @@ def command(
         return
     if not 2 * BLOCK <= tokens <= 4000 or not 0 < hit < 1 or hidden % 256 or min(prompts, layers, hidden) < 1:
         raise InvalidRequest(f"{tokens}, {hit}, {prompts}, {layers}, {hidden}", field="tokens, hit, …, hidden")
-    run(tokens, hit, prompts, layers, hidden).show(json_file, plot)
+    run(tokens, hit, prompts, layers, hidden, model).show(json_file, plot)

@@ -23,7 +23,8 @@ import typer
 from rich.console import Console
 
 from quire_tools.bench.engines.engines import stored
-from quire_tools.bench.engines.vllm import BLOCK, Engine, make_model, require_vllm, vllm_engine
+from quire_tools.bench.engines.models import make_model
+from quire_tools.bench.engines.vllm import BLOCK, Engine, require_vllm, vllm_engine
 from quire_tools.bench.report import Report, Row, percentile
 from quire_tools.local import LocalCluster
 

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from quire.model.errors import InvalidRequest
 from quire_tools.bench.engines.alternatives import Kept, Way, ways
-from quire_tools.bench.engines.vllm import BLOCK, make_model
+from quire_tools.bench.engines.models import make_model
+from quire_tools.bench.engines.vllm import BLOCK
 from quire_tools.bench.report import Report, Row, percentile
 
 _LAYERS, _HIDDEN, _HEADS, _KV_HEADS = 8, 512, 8, 2

@@ -42,62 +42,6 @@ def require_vllm() -> str:
     return str(vllm.__version__)
 
 
-def make_model(
-    folder: Path,
-    *,
-    layers: int = 4,
-    hidden: int = 256,
-    heads: int = 8,
-    kv_heads: int = 2,
-    context: int = 4096,
-    window: int = 0,
-) -> Path:
-    """A Llama of random weights (float32) with a tokenizer of bytes.
-
-    `window`: a Gemma 3 instead, every second layer of which sees only so many tokens.
-    """
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-        PreTrainedTokenizerFast,
-    )
-
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": 512,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": context,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.3,  # so that what is attended to decides the next token
-    }
-    if window:
-        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-        hybrid = Gemma3TextConfig(**sizes, sliding_window=window, layer_types=kinds, pad_token_id=0)
-        Gemma3ForCausalLM(hybrid).to(torch.float32).save_pretrained(folder)
-    else:
-        LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.float32).save_pretrained(folder)
-    vocabulary = {"<s>": 0, "</s>": 1}
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary[letter] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<s>")
-    fast.save_pretrained(folder)
-    return folder
-
-
 class Engine:
     """Greedy, so that equal prompts have equal answers."""
 
