@@ -148,3 +148,13 @@ def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None
     finally:
         client.fetch = fetch  # type: ignore[method-assign]
     assert len(windows) == 1 and windows[0]
+
+
+def test_the_scaling_of_adapters_is_in_the_name() -> None:
+    """PEFT keeps it beside the weights (lora_alpha / r), and changes it in place."""
+    model = _model()
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.active_adapters, layer.scaling = ["legal"], {"legal": 2.0}
+    first = transformers.contents_digest(model), transformers.weights_mark(model)
+    layer.scaling["legal"] = 1.0
+    assert transformers.contents_digest(model) != first[0] and transformers.weights_mark(model) != first[1]

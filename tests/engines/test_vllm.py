@@ -101,11 +101,11 @@ def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: 
         quire.llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
         blocks = len(prompt) // BLOCK
         _stored(quire, blocks)
-        return states[-1].keys(matching._spaces, matching._groups[0], BLOCK, blocks)[0], blocks
+        return matching._blocks.keys(states[-1], matching._blocks.groups[0], blocks)[0], blocks
 
     with engine(tiny_model, engine_cluster.gateway_address) as quire:
         matching, client = quire.scheduler._matching, quire.scheduler._client
-        namespace, finish, retain = matching._spaces[0][0], matching._retain, client.asynchronous.retain
+        namespace, finish, retain = matching._blocks.namespaces[0][0], matching._retain, client.asynchronous.retain
 
         async def noted(*arguments: Any) -> int:
             retained.append(await retain(*arguments))

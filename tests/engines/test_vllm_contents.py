@@ -104,7 +104,7 @@ def test_the_fault_put_back_gives_tokens_of_old_weights(
 ) -> None:
     """An adapter that is named by its name is one for all of its contents."""
     monkeypatch.setattr(ContentNames, "_adapter", lambda self, lora: lora.lora_name)
-    monkeypatch.setattr(ContentNames, "is_current", lambda self, request: True)
+    monkeypatch.setattr(ContentNames, "is_current", lambda self, request, contents: True)
     folder = tmp_path / "adapter"
     for _ in range(2):
         _train(folder, 1)

@@ -165,5 +165,6 @@ def test_the_fault_put_back_gives_the_answer_of_another_image(
     assert cached == CACHED and answer != expected[1]
 
 
-def _by_identifier(self: ContentNames, request: Any) -> tuple[tuple[int, bytes], ...]:
-    return tuple((each.mm_position.offset, each.identifier.encode()) for each in request.mm_features)
+def _by_identifier(self: ContentNames, request: Any) -> tuple[Any, Any, int]:
+    features = request.mm_features or ()
+    return tuple((feature.mm_position.offset, feature.identifier.encode()) for feature in features), (), len(features)

@@ -32,6 +32,7 @@ from quire.telemetry import logger
 _DTYPES: Final = {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
 _QUIESCE_TIMEOUT_S: Final = 10.0
 _NAMES: Final = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
+_ADAPTER_SETTINGS: Final = ("disable_adapters", "merged_adapters", "scaling", "use_dora", "fan_in_fan_out")
 _READ_TENSORS: Final = 64
 _READ_VALUES: Final = 16
 
@@ -417,7 +418,7 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
 def _active_adapters(model: Any) -> str:
     """Describe which adapters compute (PEFT's, by module)."""
     adapters = [
-        f"{name}: {module.active_adapters} {getattr(module, 'disable_adapters', False)}"
+        f"{name}: {module.active_adapters} {[getattr(module, about, None) for about in _ADAPTER_SETTINGS]}"
         for name, module in model.named_modules()
         if isinstance(getattr(module, "active_adapters", None), list | tuple | str)
     ]

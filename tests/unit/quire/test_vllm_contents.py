@@ -43,7 +43,7 @@ def _element(data: Any) -> Any:
 
 
 def _names(**settings: Any) -> ContentNames:
-    return ContentNames(**{"media_max": 100, "media_readable": True, **settings})
+    return ContentNames(**{"media_max": 100, "media_readable": True, "since_ns": time.time_ns(), **settings})
 
 
 @pytest.fixture
@@ -64,10 +64,13 @@ def adapter(tmp_path: Path) -> Path:
 def test_an_adapter_is_named_by_its_files(adapter: Path, change: Callable[[Path], Any]) -> None:
     request = _Request(_Lora(str(adapter)))
     names = _names()
-    first = names.of(request).adapter
+    contents = names.of(request)
+    first = contents.adapter
     assert first and names.of(request).adapter == first == _names().of(request).adapter
+    assert names.is_current(request, contents)
+    time.sleep(0.02)
     change(adapter)
-    assert not names.is_current(request), "the engine may compute with either"
+    assert not names.is_current(request, contents), "the engine may compute with either"
     with pytest.raises(Unnamed, match="changed after the engine's start"):
         names.of(request)
     assert _names().of(request).adapter not in ("", first)
@@ -97,10 +100,48 @@ def test_one_number_of_two_adapters_has_no_name(adapter: Path, tmp_path_factory:
     other = tmp_path_factory.mktemp("other")
     (other / "adapter_model.bin").write_bytes(b"\4" * 64)
     names = _names()
-    names.of(_Request(_Lora(str(adapter))))
+    first = names.of(_Request(_Lora(str(adapter))))
     with pytest.raises(Unnamed, match="another's"):
         names.of(_Request(_Lora(str(other))))
-    assert not names.is_current(_Request(_Lora(str(other))))
+    assert not names.is_current(_Request(_Lora(str(other))), first)
+    assert not names.is_current(_Request(_Lora(str(adapter))), first), "the worker may have either by now"
+    with pytest.raises(Unnamed):
+        names.of(_Request(_Lora(str(adapter))))
+
+
+def test_a_running_request_of_an_adapter_that_is_loaded_in_place_has_no_name_any_more(adapter: Path) -> None:
+    names, request = _names(), _Request(_Lora(str(adapter)))
+    contents = names.of(request)
+    with pytest.raises(Unnamed):
+        names.of(_Request(_Lora(str(adapter), load_inplace=True)))
+    assert not names.is_current(request, contents)
+
+
+def test_another_folder_in_place_of_an_adapters_is_another_adapter(adapter: Path, tmp_path: Path) -> None:
+    """All of its files are old: only the link to them is new."""
+    versions = tmp_path / "versions"
+    for number in (1, 2):
+        (versions / str(number)).mkdir(parents=True)
+        (versions / str(number) / "adapter_model.safetensors").write_bytes(bytes([number]) * 64)
+    link = tmp_path / "current"
+    link.symlink_to(versions / "1")
+    names, request = _names(), _Request(_Lora(str(link)))
+    contents = names.of(request)
+    time.sleep(0.02)
+    link.unlink()
+    link.symlink_to(versions / "2")
+    assert not names.is_current(request, contents)
+    fresh, late = _names(since_ns=time.time_ns() - 10**9), _Request(_Lora(str(link), lora_int_id=2))
+    with pytest.raises(Unnamed, match="after the engine's start"):
+        fresh.of(late)
+
+
+def test_a_folder_that_cannot_be_read_costs_its_requests_their_names(adapter: Path) -> None:
+    """As of a file server that has gone away: vLLM's scheduler asks in each step."""
+    names, request = _names(), _Request(_Lora(str(adapter)))
+    contents = names.of(request)
+    request.lora_request = _Lora(str(adapter / "adapter_config.json" / "below"))
+    assert not names.is_current(request, contents)
 
 
 def test_images_are_named_by_what_the_model_is_given() -> None:
@@ -134,9 +175,28 @@ def test_an_identifier_that_is_used_again_has_no_name() -> None:
     first = _Request(mm_features=[_image("picture", torch.zeros(4), 2 * BLOCK)])
     again = _Request(mm_features=[_image("other", torch.ones(4), 0), _image("picture", torch.ones(4), 2 * BLOCK)])
     assert names.of(first).blocks_max(first, BLOCK) > 2
+    named = names.of(first)
+    assert names.is_current(first, named)
     contents = names.of(again)
     assert contents.blocks_max(again, BLOCK) == 2, "what comes before the image"
-    assert names.of(first).blocks_max(first, BLOCK) > 2
+    assert not names.is_current(first, named), "vLLM may compute with the other image by now"
+    assert names.of(first).blocks_max(first, BLOCK) == 2
+
+
+def test_an_image_behind_one_without_a_name_counts() -> None:
+    """vLLM caches what it makes of it."""
+    names = _names()
+    names.of(_Request(mm_features=[_image("stripped", None, 0), _image("picture", torch.zeros(4), BLOCK)]))
+    later = _Request(mm_features=[_image("picture", torch.ones(4), BLOCK)])
+    assert names.of(later).blocks_max(later, BLOCK) == 1
+
+
+def test_images_of_a_request_that_was_not_named_in_time_have_no_names() -> None:
+    names, late = _names(), _Request(mm_features=[_image("picture", torch.zeros(4), BLOCK)])
+    names.distrust(late)
+    assert names.of(late).blocks_max(late, BLOCK) == 1
+    other = _Request(mm_features=[_image("picture", torch.ones(4), BLOCK)])
+    assert names.of(other).blocks_max(other, BLOCK) == 1
 
 
 def test_data_that_is_elsewhere_has_no_name() -> None:
@@ -152,8 +212,12 @@ def test_data_that_is_elsewhere_has_no_name() -> None:
 def test_an_image_that_came_later_has_no_name() -> None:
     """Requests that are streamed grow."""
     request = _Request(mm_features=[_image("a", torch.zeros(4), 0)])
-    contents = _names().of(request)
+    names = _names()
+    contents = names.of(request)
     request.mm_features.append(_image("b", torch.zeros(4), 3 * BLOCK))
+    assert names.is_current(request, contents), "of its first image nothing has changed"
+    other = _Request(mm_features=[_image("b", torch.ones(4), BLOCK)])
+    assert names.of(other).blocks_max(other, BLOCK) == 1, "vLLM has the other one"
     assert contents.blocks_max(request, BLOCK) == 3
     assert Contents().blocks_max(request, BLOCK) == 0
 

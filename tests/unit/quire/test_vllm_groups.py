@@ -123,7 +123,7 @@ def test_states_are_stored_by_themselves_and_once() -> None:
         plan = world.matching.step([("r", 64, 64)], lambda _: tables, offered)
         return [(store.group, len(store.keys[0]), store.blocks) for store in plan.stores]
 
-    assert stored() == [(0, 4, (12, 13)), (1, 1, (23,))], "Quire has the first, and the last is within a block"
+    assert stored() == [(1, 1, (23,)), (0, 4, (12, 13))], "Quire has the first, and the last is within a block"
     assert stored() == []
 
 
@@ -161,3 +161,37 @@ def test_what_one_group_did_not_store_is_stored_again() -> None:
     world.matching.unstored([Unstored(request_id="r", group=1, first=0, later=True)])
     (again,) = world.matching.step([("r", 64, 8)], lambda _: tables).stores
     assert (again.group, again.first, again.blocks) == (1, 0, (20, 21))
+
+
+def test_a_state_that_was_not_stored_stops_no_later_one() -> None:
+    client = Client(2, states={"m1": {1}})
+    world, request = World(client, groups=(FULL, STATE)), Request(blocks=REQUEST_BLOCKS)
+    assert _matched(world, request) == 64
+    tables = [ALL, [0, 21, 0, 23, 0, 0, 0, 27]]
+
+    def stored(block: int, tokens: int) -> list[int | None]:
+        plan = world.matching.step([], lambda _: tables, {"r": [(1, block, tokens)]})
+        return [store.state for store in plan.stores]
+
+    assert stored(23, 128) == [3]
+    world.matching.unstored([Unstored(request_id="r", group=1, first=0, later=False, state=3)])
+    assert stored(23, 128) == [3] and stored(27, 256) == [7]
+
+
+def test_states_have_room_before_blocks() -> None:
+    client = Client(0, states={"m1": {1}})
+    world, request = World(client, groups=(FULL, STATE)), Request(blocks=REQUEST_BLOCKS)
+    _matched(world, request)
+    stores = world.matching.step([("r", 0, 128)], lambda _: [ALL, [0, 21, 0, 23]], {"r": [(1, 23, 128)]}).stores
+    assert [store.group for store in stores] == [1, 0]
+
+
+def test_a_look_up_that_ends_when_its_request_runs_is_given_back() -> None:
+    """vLLM scheduled the request without an answer, as one that reads no cache."""
+    client = Client(8)
+    world, request = World(client, groups=(FULL, WINDOW)), Request(blocks=REQUEST_BLOCKS)
+    assert world.matching.matched(request, 0) == (None, False)
+    client.answer()
+    world.matching.step([("r", 0, 32)], lambda _: [ALL, ALL])
+    client.answer()
+    assert sorted(client.released) == [b"lease1", b"lease2"]

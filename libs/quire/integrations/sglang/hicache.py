@@ -332,7 +332,8 @@ def _server_args() -> Any:
         from sglang.srt.runtime_context import get_server_args
 
         return get_server_args()
-    except (ImportError, RuntimeError, ValueError, AttributeError):
+    except (ImportError, RuntimeError, ValueError, AttributeError) as error:
+        logger().info("the server's arguments are not known: pages are not named by its overrides", error=repr(error))
         return None
 
 

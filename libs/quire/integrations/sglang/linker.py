@@ -125,7 +125,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         transfer, load = _kv_of(transfers), None
         try:
             load = self._run(self._begin(self._keys(transfer), _slots_of(transfer)))
-        except (QuireError, TimeoutError) as error:
+        except (QuireError, TimeoutError, ValueError) as error:
             logger().warning("a load was not begun", request=rid, error=repr(error))
         if load is not None:
             self._queued[rid] = load
@@ -152,7 +152,11 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         transfer = _kv_of(transfers)
-        keys = self._keys(transfer)
+        try:
+            keys = self._keys(transfer)
+        except (QuireError, ValueError) as error:
+            logger().warning("pages cannot be stored", pages=len(transfer.keys), error=repr(error))
+            return False
         memory = self._pool.take(self._space.layout.payload_bytes(len(keys)))
         if memory is None:
             return False

@@ -47,5 +47,6 @@ def configuration_of(model: str, server_args: Any) -> dict[str, Any]:
     file = Path(model) / "config.json"
     config: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     config |= json.loads(getattr(server_args, "json_model_override_args", "") or "{}")
-    length = getattr(server_args, "context_length", None) if rope_depends_on_length(config) else None
+    depends = rope_depends_on_length(config) or not file.is_file()
+    length = getattr(server_args, "context_length", None) if depends else None
     return {"config": {name: value for name, value in config.items() if "path" not in name}, "context_length": length}

@@ -162,7 +162,11 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ]
         names = ", ".join(shards[0].digest().hex()[:16] for shards in spaces)
         logger().info("blocks of this engine", namespaces=names, shards=len(workers), weights=weights)
-        self._matching.name(spaces, direct=all(worker.direct for worker in workers))
+        sizes = [
+            max(worker.formats[group.number].layers * worker.formats[group.number].slab_bytes for worker in workers)
+            for group in self._groups
+        ]
+        self._matching.name(spaces, direct=all(worker.direct for worker in workers), block_bytes=sizes)
 
     def on_new_request(self, request: Any) -> None:
         assert self._matching is not None, "the scheduler's"
@@ -292,8 +296,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         super().bind_connector_metadata(connector_metadata)
         for request_id in connector_metadata.plan.abandoned:
-            for loads, stores in zip(self._loads, self._stores, strict=True):
-                loads.abandon(request_id)
+            self._abandon(request_id)
+            for stores in self._stores:
                 stores.finished(request_id)
         for plan in connector_metadata.plan.stores:
             self._stores[plan.group].start(plan)
@@ -301,6 +305,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if load.asynchronous:
                 self._loading.setdefault(load.request_id, set()).add(load.group)
                 self._loads[load.group].start(load)
+
+    def _abandon(self, request_id: str) -> None:
+        for loads in self._loads:
+            loads.abandon(request_id)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for load in self._get_connector_metadata().plan.loads:
@@ -333,6 +341,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             for request_id, arrived in loads.received().items():
                 if not arrived and not resumes_behind_failures(self._groups):
                     self._failed.add(request_id)
+                    self._abandon(request_id)  # vLLM computes the request from its start
                 self._loading[request_id].discard(number)
                 if not self._loading[request_id]:
                     del self._loading[request_id]

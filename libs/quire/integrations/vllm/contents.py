@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import blake3
 import torch
@@ -24,6 +24,7 @@ import torch
 from quire.integrations.weights import adapter_digest, adapter_files
 from quire.model.keys import KEYS_MAX
 
+_CLOCKS_DIFFER_NS: Final = 1_000_000_000
 _Signature = tuple[tuple[str, int, int, int], ...]
 
 
@@ -38,10 +39,14 @@ class Contents:
     Args:
         adapter: Digest of the adapter's files; empty without an adapter.
         media: First token and chained digest of each image, in the order of the prompt, up to the first without a name.
+        identifiers: Identifier and digest of each of these images.
+        features: Number of the request's images, named or not.
     """
 
     adapter: str = ""
     media: tuple[tuple[int, bytes], ...] = ()
+    identifiers: tuple[tuple[str, bytes], ...] = ()
+    features: int = 0
 
     def blocks_max(self, request: Any, block_tokens: int) -> int:
         """Return the number of the request's blocks, from its start, that have names."""
@@ -69,83 +74,123 @@ class ContentNames:
     Args:
         media_max: How many images vLLM may hold under their identifiers, in whatever cache.
         media_readable: Whether the scheduler's process has the images' processed data.
+        since_ns: Start of the engine; None for now.
     """
 
-    def __init__(self, *, media_max: int, media_readable: bool) -> None:
-        self._since_ns = time.time_ns()
+    def __init__(self, *, media_max: int, media_readable: bool, since_ns: int | None = None) -> None:
+        self._since_ns = time.time_ns() - _CLOCKS_DIFFER_NS if since_ns is None else since_ns
         self._media_max = media_max
         self._media_readable = media_readable
         self._adapters: dict[int, tuple[Path, _Signature, str]] = {}
+        self._changed_adapters: set[int] = set()
+        # By identifier: a digest, empty for an identifier of several images, or of one that is not known.
         self._media: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, request: Any) -> Contents:
         """Digest the contents of a request. Raises `Unnamed`."""
-        adapter = self._adapter(request.lora_request) if request.lora_request else ""
-        return Contents(adapter, self._media_of(request))
+        media = self._media_of(request)  # first: each image counts, whatever becomes of the request
+        return Contents(self._adapter(request.lora_request) if request.lora_request else "", *media)
 
-    def is_current(self, request: Any) -> bool:
-        """Return whether the engine still computes with the adapter that was named."""
-        lora = request.lora_request
-        if lora is None:
-            return True
+    def distrust(self, request: Any, first: int = 0) -> None:
+        """Leave the identifiers of a request's images without names, from the image `first` on.
+
+        vLLM computes with these images before their digests are known.
+        """
+        for feature in (request.mm_features or ())[first:]:
+            self._note(feature.identifier, b"")
+
+    def is_current(self, request: Any, contents: Contents) -> bool:
+        """Return whether the engine still computes with the named contents, and with no others of the same names."""
+        self.distrust(request, contents.features)  # images of a request that grew
         with self._lock:
+            if any(self._media.get(identifier) != digest for identifier, digest in contents.identifiers):
+                return False
+            lora = request.lora_request
+            if lora is None:
+                return True
             named = self._adapters.get(lora.lora_int_id)
-        return named is not None and named[:2] == (Path(lora.lora_path), _signature(named[0]))
+        signature = _signature(Path(lora.lora_path))
+        if named is None or lora.lora_int_id in self._changed_adapters:
+            return False
+        if not signature or named[:2] != (Path(lora.lora_path), signature):
+            self._changed_adapters.add(lora.lora_int_id)
+            return False
+        return True
 
     def _adapter(self, lora: Any) -> str:
         """Name an adapter whose files are older than the engine.
 
         A worker loads an adapter at any time after its start, and again after an eviction. Files that changed in the
-        meantime leave open which of their contents the worker has.
+        meantime leave open which of their contents the worker has: the adapter's number has no name from then on.
         """
         folder = Path(lora.lora_path)
-        if lora.load_inplace or not folder.is_absolute() or not folder.is_dir():
-            raise Unnamed(f"adapter {lora.lora_name}: only adapters in local folders have names, by an absolute path")
-        signature = _signature(folder)
-        if not signature or max(changed_ns for *_, changed_ns in signature) > self._since_ns:
-            raise Unnamed(f"adapter {lora.lora_name}: its files changed after the engine's start")
-        with self._lock:
-            named = self._adapters.get(lora.lora_int_id)
-        if named is None:
-            named = (folder, signature, adapter_digest(folder))
+        try:
+            if lora.load_inplace or not folder.is_absolute():
+                raise Unnamed(f"adapter {lora.lora_name}: only those in local folders have names, by an absolute path")
+            signature = _signature(folder)
+            if not signature or max(changed_ns for *_, changed_ns in signature) > self._since_ns:
+                raise Unnamed(f"adapter {lora.lora_name}: its files are missing, or changed after the engine's start")
             with self._lock:
-                named = self._adapters.setdefault(lora.lora_int_id, named)
-        if named[:2] != (folder, _signature(folder)):
-            raise Unnamed(f"adapter {lora.lora_name}: its number was another's, or its files have changed")
+                named = self._adapters.get(lora.lora_int_id)
+            if named is None:
+                named = (folder, signature, adapter_digest(folder))
+                with self._lock:
+                    named = self._adapters.setdefault(lora.lora_int_id, named)
+            if named[:2] != (folder, _signature(folder)):
+                raise Unnamed(f"adapter {lora.lora_name}: its number was another's, or its files have changed")
+        except (Unnamed, OSError):
+            self._changed_adapters.add(lora.lora_int_id)
+            raise
+        if lora.lora_int_id in self._changed_adapters:
+            raise Unnamed(f"adapter {lora.lora_name}: its files have changed")
         return named[2]
 
-    def _media_of(self, request: Any) -> tuple[tuple[int, bytes], ...]:
+    def _media_of(self, request: Any) -> tuple[tuple[tuple[int, bytes], ...], tuple[tuple[str, bytes], ...], int]:
         """Digest images by the processed data that the model reads.
 
         A client may use an identifier again for another image, and vLLM may then compute with either: from such an
         image on a prompt has no name.
-        """
-        starts, digests = [], []
-        for feature in request.mm_features or ():
-            digest = _digest_of(feature.data) if self._media_readable else None
-            if digest is None or not self._is_first_use(feature.identifier, digest):
-                break
-            starts.append(int(feature.mm_position.offset))
-            digests.append(digest)
-        chained = accumulate(digests, lambda chain, digest: hashlib.sha256(chain + digest).digest())
-        return tuple(zip(starts, chained, strict=True))
 
-    def _is_first_use(self, identifier: str, digest: bytes) -> bool:
-        """Return whether no other image that vLLM may hold has the identifier."""
+        Returns:
+            First token and chained digest of each named image, their identifiers and digests, and the number of all.
+        """
+        features = list(request.mm_features or ())
+        starts, digests, identifiers, is_named = [], [], [], True
+        for feature in features:
+            digest = (_digest_of(feature.data) if self._media_readable else None) or b""
+            is_named = self._note(feature.identifier, digest) and is_named
+            if is_named:
+                starts.append(int(feature.mm_position.offset))
+                digests.append(digest)
+                identifiers.append((feature.identifier, digest))
+        chained = accumulate(digests, lambda chain, digest: hashlib.sha256(chain + digest).digest())
+        return tuple(zip(starts, chained, strict=True)), tuple(identifiers), len(features)
+
+    def _note(self, identifier: str, digest: bytes) -> bool:
+        """Record the image of an identifier. Returns whether it is known, and no other image had the identifier."""
         with self._lock:
-            named = self._media.setdefault(identifier, digest)
+            if self._media.setdefault(identifier, digest) != digest:
+                self._media[identifier] = b""
             self._media.move_to_end(identifier)
             while len(self._media) > self._media_max:
                 self._media.popitem(last=False)
-        return named == digest
+            return bool(digest) and self._media.get(identifier) == digest
 
 
 def _signature(folder: Path) -> _Signature:
-    """Describe an adapter's files by their metadata: each write changes the time of change."""
+    """Describe an adapter's files by their metadata: each write changes the time of change.
+
+    The folder, and links on the way to it, are part of the description: another one may be put in its place.
+    """
     try:
-        states = [(path.name, path.stat()) for path in adapter_files(folder)]
-    except FileNotFoundError:
+        links = [path for path in (folder, *folder.parents) if path == folder or path.is_symlink()]
+        states = [(str(path), path.lstat()) for path in links]
+        files = adapter_files(folder)
+        states += [(path.name, path.stat()) for path in files]
+    except OSError:
+        return ()
+    if not files:
         return ()
     return tuple((name, state.st_ino, state.st_size, state.st_ctime_ns) for name, state in states)
 

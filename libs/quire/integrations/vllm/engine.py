@@ -34,6 +34,11 @@ _IMAGE_LIBRARIES: Final = ("transformers", "pillow", "torchvision", "opencv-pyth
 def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
     """Return the groups of a model's layers. Raises `ConfigInvalid` for state that QuireConnector does not serve."""
     groups = kv_cache_config.kv_cache_groups
+    if not all(group.layer_names for group in groups):
+        raise ConfigInvalid(
+            "a stage has no layer of some kind: not supported. Give another number of stages, or other layers to each",
+            field="pipeline_parallel_size",
+        )
     unserved = [group for group in groups if _kind_of(group.kv_cache_spec) is None or not group.enable_kv_transfer]
     if unserved:
         kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in unserved)

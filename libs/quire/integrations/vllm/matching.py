@@ -7,32 +7,27 @@ away costs no request more than `lookup_timeout_s`.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from math import lcm
-from typing import Any, Final
+from typing import Any
 
 from quire.client import SyncClient
-from quire.integrations.absence import Absence
-from quire.integrations.vllm.contents import ContentNames, Contents
+from quire.integrations.vllm.asking import Asking
+from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import retain, retain_s
-from quire.integrations.vllm.lookups import Match, Query, let_go, look_up
+from quire.integrations.vllm.lookups import Match
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
-from quire.integrations.vllm.requests import Part, Spaces, State
+from quire.integrations.vllm.requests import BlockNames, Part, Spaces, State
 from quire.integrations.vllm.reuse import Reuse
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
 from quire.model.hashing import Namespace
-from quire.model.keys import KEYS_MAX, ChunkKeys
-from quire.telemetry import logger
-
-_FRESH_S: Final = 30.0
+from quire.model.keys import ChunkKeys
 
 Blocks = Sequence[Sequence[int]]
 """Block ids of a request by group."""
@@ -68,20 +63,19 @@ class Matching:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._groups = tuple(groups)
-        self._hash_tokens = hash_tokens
+        self._blocks = BlockNames(groups, hash_tokens, names)
+        self._asking = Asking(
+            settings=settings, client=client, blocks=self._blocks, contents=names, count=count, now_s=now_s
+        )
         # A prefix ends where blocks of all groups do.
         self._unit = lcm(*(group.block_tokens for group in groups))
         self._asynchronous = asynchronous
         self._staged_bytes_max = staged_bytes_max
         self._load_bytes_max: int | None = staged_bytes_max
-        self._names = names
         self._count = count
         self._now_s = now_s
-        self._spaces: Spaces = ()
         self._requests: dict[str, State] = {}
         self._plan = StepPlan()
-        self._absence = Absence(settings.away_s, "vLLM", now_s)
         # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
         # may have to go.
         self._unsettled: dict[str, set[int]] = {}
@@ -91,29 +85,30 @@ class Matching:
 
     # ---- what vLLM tells
 
-    def name(self, spaces: Spaces, *, direct: bool) -> None:
-        """Set the namespaces of this engine's blocks; `direct`: loads need no staging memory.
+    def name(self, spaces: Spaces, *, direct: bool, block_bytes: Sequence[int] | None = None) -> None:
+        """Set the namespaces of this engine's blocks. Until then every look-up is a miss.
 
-        Until then every look-up is a miss.
+        Args:
+            spaces: By group and shard.
+            direct: Whether loads need no staging memory.
+            block_bytes: Of each group, in the worker with the most layers.
         """
-        self._spaces = tuple(tuple(shards) for shards in spaces)
+        if block_bytes is not None:
+            sizes = zip(self._blocks.groups, block_bytes, strict=True)
+            self._blocks.groups = tuple(replace(group, block_bytes=size) for group, size in sizes)
+        self._blocks.namespaces = tuple(tuple(shards) for shards in spaces)
         if direct:
             self._load_bytes_max = None
 
     def arrived(self, request: Any) -> None:
         """A new request: ask for its prefix."""
-        if not self._spaces or request.request_id in self._requests:
+        if not self._blocks.namespaces or request.request_id in self._requests:
             return
-        state = self._requests[request.request_id] = State(request, tuple(Part() for _ in self._groups))
+        state = self._requests[request.request_id] = State(request, tuple(Part() for _ in self._blocks.groups))
         if self._settings.store == "reused":
-            state.store_tokens = self._reuse.seen(request.block_hashes) * self._hash_tokens
+            state.store_tokens = self._reuse.seen(request.block_hashes) * self._blocks.hash_tokens
             self._reuse.note(request.block_hashes)
-        if request.lora_request is None and not request.mm_features:
-            state.contents = Contents()
-            self._ask(state)
-        else:
-            state.asked_s = self._now_s()
-            state.naming = self._client.spawn(asyncio.to_thread(self._names.of, request))
+        self._asking.begin(state)
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind those computed that can be loaded, or None: ask again; and whether other requests go on."""
@@ -127,24 +122,24 @@ class Matching:
             return 0, False
         if request.num_preemptions > state.preemptions:  # its blocks are gone: Quire may have them by now
             state.preemptions = request.num_preemptions
-            self._ask_again(state)
-        if not state.answered and not self._is_answered(state):
+            self._asking.ask_again(state)
+        if not state.answered and not self._asking.is_answered(state):
             return None, False
-        if state.is_leased and not self._names.is_current(request):
-            self._give_back(state)
+        if state.is_leased and not self._blocks.is_current(state):
+            self._asking.give_back(state)
             state.nothing_stored(storable=False)
-        if state.is_leased and self._now_s() - state.asked_s > _FRESH_S:  # the lease may run out meanwhile
-            self._ask_again(state)
+        if state.is_leased and not self._asking.is_fresh(state):  # the lease may run out meanwhile
+            self._asking.ask_again(state)
             return None, False
         tokens = self._loadable(state, computed, usable)
         if tokens <= 0:
             return 0, False
         decided = not self._settings.cut_off or state.promised == (computed, tokens)
-        blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._groups)
+        blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._blocks.groups)
         if not decided and not self._worth.load(blocks, tokens):
             self._count("recomputed_blocks", blocks)
             self._try(state, computed, computed + tokens)
-            self._give_back(state)
+            self._asking.give_back(state)
             return 0, False
         state.promised = (computed, tokens)
         return tokens, self._asynchronous
@@ -152,18 +147,18 @@ class Matching:
     def _loadable(self, state: State, computed: int, usable: int) -> int:
         """Return the number of tokens behind `computed` that every group has, and that fit staging memory."""
         matched = usable
-        for part, group in zip(state.parts, self._groups, strict=True):
+        for part, group in zip(state.parts, self._blocks.groups, strict=True):
             matched = min(matched, part.match.end * group.block_tokens if part.match is not None else 0)
         units = (matched - computed) // self._unit
         if units <= 0:
             return 0
-        limit, states = self._load_bytes_max, any(group.kind is Kind.STATE for group in self._groups)
+        limit, states = self._load_bytes_max, any(group.kind is Kind.STATE for group in self._blocks.groups)
         if limit is not None and states:  # it was found at the end of what matched, and nowhere else
-            return matched - computed if bytes_to_load(self._groups, computed, matched) <= limit else 0
+            return matched - computed if bytes_to_load(self._blocks.groups, computed, matched) <= limit else 0
         if limit is not None:
 
             def size(count: int) -> int:
-                return bytes_to_load(self._groups, computed, computed + count * self._unit)
+                return bytes_to_load(self._blocks.groups, computed, computed + count * self._unit)
 
             units = bisect_right(range(1, units + 1), limit, key=size)
             while units and size(units) > limit:  # a window's part is not the same everywhere
@@ -172,7 +167,7 @@ class Matching:
 
     def _try(self, state: State, computed: int, end: int) -> None:
         """Measure from time to time how long loads take, with the group that has most to load."""
-        group = max(self._groups, key=lambda group: group.blocks_to_load(computed, end) * group.block_bytes)
+        group = max(self._blocks.groups, key=lambda group: group.blocks_to_load(computed, end) * group.block_bytes)
         blocks = group.blocks_to_load(computed, end)
         count = self._worth.tried(blocks, self._now_s())
         part = state.parts[group.number]
@@ -187,13 +182,13 @@ class Matching:
         if state is None or not state.is_leased:
             return
         if tokens <= 0:
-            self._give_back(state)
+            self._asking.give_back(state)
             return
         computed, promised = state.promised
         end = computed + min(promised, tokens // self._unit * self._unit)
         worth_s = self._worth.compute_s(end - computed) if self._settings.cut_off else 0.0
         loads = []
-        for group, part, ids in zip(self._groups, state.parts, block_ids, strict=True):
+        for group, part, ids in zip(self._blocks.groups, state.parts, block_ids, strict=True):
             first, stop = computed // group.block_tokens, end // group.block_tokens
             while first < stop and ids[first] == NULL_BLOCK:  # in front of the window
                 first += 1
@@ -214,7 +209,7 @@ class Matching:
         planned = [load for load in loads if load.blocks] or loads[:1]
         for load in loads:
             if not load.blocks and load is not planned[0]:
-                self._release(Match(load.found))
+                self._asking.release(Match(load.found))
         self._plan.loads += planned
         if not self._asynchronous:
             self._unsettled[request.request_id] = {block for load in planned for block in load.blocks}
@@ -247,6 +242,9 @@ class Matching:
             state = self._requests.get(store.request_id)
             if state is not None and state.answered:
                 part = state.parts[store.group]
+                if store.state is not None:
+                    part.states.discard(store.state)
+                    continue
                 part.stored = min(part.stored, store.first)
                 part.storable = part.storable and store.later
 
@@ -268,10 +266,10 @@ class Matching:
         self._step = (self._now_s(), 0 if layerwise else computed)
         plan.loads = [replace(load, hidden_s=self._worth.step_s(computed)) for load in plan.loads]
         if self._settings.store != "never":
+            for request_id, ends in (states or {}).items():  # first: without the state its blocks are of no use
+                plan.stores += self._store_states(request_id, ends)
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)
-            for request_id, ends in (states or {}).items():
-                plan.stores += self._store_states(request_id, ends)
         return plan
 
     def finished(self, request_id: str) -> None:
@@ -279,7 +277,7 @@ class Matching:
         state = self._requests.pop(request_id, None)
         self._plan.abandoned.append(request_id)
         if state is not None:
-            self._give_back(state)
+            self._asking.give_back(state)
             self._retain(state)
             if self._settings.store == "reused":  # with what was generated: the next turn begins with it
                 self._reuse.note(state.request.block_hashes)
@@ -288,13 +286,13 @@ class Matching:
         """Its prompt's whole blocks, if that was asked for."""
         request, seconds = state.request, retain_s(state.request)
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
-        for group in self._groups if seconds else ():
-            count = min(request.num_prompt_tokens // group.block_tokens, self._named(state, group))
+        for group in self._blocks.groups if seconds else ():
+            count = min(request.num_prompt_tokens // group.block_tokens, self._blocks.count(state, group))
             if not count:
                 continue
             shards = zip(
-                state.spaces(self._spaces, group),
-                state.keys(self._spaces, group, self._hash_tokens, count),
+                self._blocks.spaces(state, group),
+                self._blocks.keys(state, group, count),
                 strict=True,
             )
             if group.kind is Kind.STATE:
@@ -308,14 +306,14 @@ class Matching:
     def reset(self) -> None:
         """From now on nothing that was stored before is found: the weights may have changed."""
         since = uuid.uuid4().hex[:16]
-        self._spaces = tuple(
+        self._blocks.namespaces = tuple(
             tuple(
                 replace(space, weight_version=f"{space.weight_version.partition('#')[0]}#{since}") for space in shards
             )
-            for shards in self._spaces
+            for shards in self._blocks.namespaces
         )
         for state in self._requests.values():
-            self._give_back(state)
+            self._asking.give_back(state)
             state.nothing_stored(storable=False)
             for part in state.parts:
                 part.keys = []
@@ -325,18 +323,19 @@ class Matching:
     def _store(self, request_id: str, computed: int, blocks_of: Callable[[str], Blocks]) -> list[StorePlan]:
         """Plan the stores of a request that has `computed` tokens at the end of the step."""
         state = self._requests.get(request_id)
-        if state is None or not (state.answered or self._is_answered(state)):
+        if state is None or not (state.answered or self._asking.is_answered(state)):
             return []
+        self._asking.give_back(state)  # of a look-up that ended when the request was scheduled
         computed = state.storable_tokens(computed, with_output=self._settings.store_output)
         ranges = [
             (group, part.stored, self._store_end(state, group, part, computed))
-            for group, part in zip(self._groups, state.parts, strict=True)
+            for group, part in zip(self._blocks.groups, state.parts, strict=True)
             if part.storable and group.kind is not Kind.STATE
         ]
         ranges = [(group, first, end) for group, first, end in ranges if end > first]
         if not ranges:
             return []
-        if not self._names.is_current(state.request):
+        if not self._blocks.is_current(state):
             state.nothing_stored(storable=False)
             return []
         tables = blocks_of(request_id)
@@ -345,8 +344,8 @@ class Matching:
 
     def _store_end(self, state: State, group: Group, part: Part, computed: int) -> int:
         """Return the end of the blocks that a step may store: they have names, and fit the group's share of memory."""
-        room = max(1, self._staged_bytes_max // len(self._groups) // group.block_bytes)
-        return min(computed // group.block_tokens, self._named(state, group), part.stored + room)
+        room = max(1, self._staged_bytes_max // len(self._blocks.groups) // group.block_bytes)
+        return min(computed // group.block_tokens, self._blocks.count(state, group), part.stored + room)
 
     def _store_plan(self, state: State, group: Group, blocks: Sequence[int], first: int) -> StorePlan | None:
         """Plan one store; None where blocks may have to be recomputed, or have left their window."""
@@ -361,8 +360,8 @@ class Matching:
         return StorePlan(
             request_id=state.request.request_id,
             group=group.number,
-            namespaces=state.spaces(self._spaces, group),
-            keys=state.keys(self._spaces, group, self._hash_tokens, len(blocks)),
+            namespaces=self._blocks.spaces(state, group),
+            keys=self._blocks.keys(state, group, len(blocks)),
             known=part.looked_up,
             first=first,
             blocks=tuple(blocks[first:]),
@@ -371,125 +370,25 @@ class Matching:
     def _store_states(self, request_id: str, ends: Sequence[tuple[int, int, int]]) -> list[StorePlan]:
         """Plan a store for each state that Quire has not, at the end of a block with a name."""
         state, stores = self._requests.get(request_id), []
-        if state is None or not state.answered or not self._names.is_current(state.request):
+        if state is None or not state.answered or not self._blocks.is_current(state):
             return []
         ends = [end for end in ends if end[2] == state.storable_tokens(end[2], with_output=self._settings.store_output)]
         for number, block, tokens in ends:
-            group, part = self._groups[number], state.parts[number]
+            group, part = self._blocks.groups[number], state.parts[number]
             at, inside = tokens // group.block_tokens - 1, tokens % group.block_tokens
-            if inside or at in part.states or not part.storable or at >= self._named(state, group):
+            if inside or at in part.states or not part.storable or at >= self._blocks.count(state, group):
                 continue
             part.states.add(at)
-            keys = state.keys(self._spaces, group, self._hash_tokens, at + 1)
+            keys = self._blocks.keys(state, group, at + 1)
             store = StorePlan(
                 request_id=request_id,
                 group=number,
-                namespaces=state.spaces(self._spaces, group),
+                namespaces=self._blocks.spaces(state, group),
                 keys=tuple(shard.run(at, 1) for shard in keys),
                 known=0,
                 first=0,
                 blocks=(block,),
+                state=at,
             )
             stores.append(store)
         return stores
-
-    def _named(self, state: State, group: Group) -> int:
-        """Return the number of the request's blocks that have names and fit one look-up."""
-        return min(state.blocks_max(group, self._hash_tokens), KEYS_MAX)
-
-    # ---- look-ups
-
-    def _ask(self, state: State) -> None:
-        state.asked_s = self._now_s()
-        counts = [self._named(state, group) for group in self._groups]
-        if not all(counts):
-            state.nothing_stored(storable=True)
-            return
-        if self._absence:
-            return  # `_is_answered` makes it a miss
-        queries = []
-        for group, count in zip(self._groups, counts, strict=True):
-            keys = state.keys(self._spaces, group, self._hash_tokens, count)
-            queries.append(Query(group, tuple(zip(state.spaces(self._spaces, group), keys, strict=True))))
-        state.asking = self._client.spawn(look_up(self._client, queries, state.request.num_tokens - 1))
-
-    def _ask_again(self, state: State) -> None:
-        self._give_back(state)
-        state.answered = False
-        self._ask(state)
-
-    def _is_answered(self, state: State) -> bool:
-        """Return whether the look-ups have ended. Failures, and look-ups that take too long, are a miss."""
-        if state.contents is None and not self._is_named(state):
-            return state.answered
-        if state.answered:
-            return True
-        if state.asking is None:
-            state.nothing_stored(storable=False)
-            return True
-        if not state.asking.done():
-            if self._now_s() - state.asked_s < self._settings.lookup_timeout_s:
-                return False
-            _when_done(state.asking, self._release_all)
-            self._failed(state, TimeoutError("no answer in time"))
-            return True
-        error = state.asking.exception()
-        if error is not None:
-            self._failed(state, error)
-            return True
-        self._count("lookups", 1)
-        self._absence.answered()
-        matches, state.asking, state.answered = state.asking.result(), None, True
-        for part, match in zip(state.parts, matches, strict=True):
-            part.match, part.states, part.storable = match, set(match.states), True
-            part.stored = part.looked_up = match.end
-        if not all(match.end for match in matches):
-            self._give_back(state)
-        return True
-
-    def _is_named(self, state: State) -> bool:
-        """Return whether the contents have names. Requests without names, and with slow ones, are a miss."""
-        if state.naming is None:
-            state.nothing_stored(storable=False)
-            return False
-        if not state.naming.done():
-            if self._now_s() - state.asked_s >= self._settings.lookup_timeout_s:
-                state.nothing_stored(storable=False)
-            return False
-        naming, state.naming = state.naming, None
-        error = naming.exception()
-        if error is None:
-            state.contents = naming.result()
-            self._ask(state)
-            return True
-        state.nothing_stored(storable=False)
-        logger().warning("a request is not cached", request=state.request.request_id, reason=str(error) or repr(error))
-        return False
-
-    def _failed(self, state: State, error: BaseException) -> None:
-        state.asking = None
-        state.nothing_stored(storable=False)
-        self._count("failed_lookups", 1)
-        self._absence.failed(error)
-
-    def _give_back(self, state: State) -> None:
-        if state.asking is not None:
-            _when_done(state.asking, self._release_all)
-            state.asking = None
-        for part in state.parts:
-            if part.match is not None:
-                self._release(part.match)
-            part.match = None
-
-    def _release(self, match: Match) -> None:
-        for lookup in match.shards:
-            if lookup.lease:
-                self._client.spawn(let_go(self._client, lookup))
-
-    def _release_all(self, matches: Sequence[Match]) -> None:
-        for match in matches:
-            self._release(match)
-
-
-def _when_done(asking: Future[tuple[Match, ...]], then: Callable[[Sequence[Match]], None]) -> None:
-    asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

@@ -41,7 +41,8 @@ class TryPlan:
 class StorePlan:
     """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard.
 
-    `known`: chunks from the start that Quire had when it was asked.
+    `known`: chunks from the start that Quire had when it was asked. `state`: block at whose end the state of a store
+    is; None for stores of blocks.
     """
 
     request_id: str
@@ -51,16 +52,18 @@ class StorePlan:
     known: int
     first: int
     blocks: tuple[int, ...]
+    state: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unstored:
-    """What a worker did not store, from chunk `first` on. `later`: there was no room for it just now."""
+    """Reports chunks that a worker did not store, from `first` on, or a state. `later`: for lack of room."""
 
     request_id: str
     group: int
     first: int
     later: bool
+    state: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

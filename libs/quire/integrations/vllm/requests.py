@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.integrations.vllm.contents import Contents
+from quire.integrations.vllm.contents import ContentNames, Contents
 from quire.integrations.vllm.groups import Group
 from quire.integrations.vllm.lookups import Match
 from quire.model.hashing import Namespace, engine_keys
-from quire.model.keys import ChunkKeys
+from quire.model.keys import KEYS_MAX, ChunkKeys
 
 Spaces = Sequence[Sequence[Namespace]]
 """Namespaces by group, and of each by shard."""
@@ -86,26 +86,48 @@ class State:
             computed = min(computed, self.request.num_prompt_tokens)
         return computed if self.store_tokens is None else min(computed, self.store_tokens)
 
-    def blocks_max(self, group: Group, hash_tokens: int) -> int:
-        """Return the number of the request's blocks that have names and hashes."""
-        if self.contents is None:
+
+class BlockNames:
+    """Names the blocks of requests.
+
+    Args:
+        groups: Groups of the model's layers.
+        hash_tokens: Tokens in each of vLLM's hashes.
+        contents: Names contents that vLLM's hashes do not.
+    """
+
+    def __init__(self, groups: Sequence[Group], hash_tokens: int, contents: ContentNames) -> None:
+        self.groups = tuple(groups)
+        self.hash_tokens = hash_tokens
+        self.namespaces: Spaces = ()
+        """Empty before the workers have described their blocks."""
+        self._contents = contents
+
+    def is_current(self, state: State) -> bool:
+        """Return whether the engine computes a request with the contents of its names."""
+        return state.contents is not None and self._contents.is_current(state.request, state.contents)
+
+    def count(self, state: State, group: Group) -> int:
+        """Return the number of a request's blocks that have names and hashes, and fit one look-up."""
+        if state.contents is None:
             return 0
-        hashed = len(self.request.block_hashes) // (group.block_tokens // hash_tokens)
-        return min(hashed, self.contents.blocks_max(self.request, group.block_tokens))
+        hashed = len(state.request.block_hashes) // (group.block_tokens // self.hash_tokens)
+        return min(hashed, state.contents.blocks_max(state.request, group.block_tokens), KEYS_MAX)
 
-    def spaces(self, spaces: Spaces, group: Group) -> tuple[Namespace, ...]:
+    def spaces(self, state: State, group: Group) -> tuple[Namespace, ...]:
         """Return the namespace of each shard: an adapter has its own."""
-        adapter = self.contents.adapter if self.contents is not None else ""
-        return tuple(replace(space, adapter=adapter) if adapter else space for space in spaces[group.number])
+        adapter = state.contents.adapter if state.contents is not None else ""
+        spaces = self.namespaces[group.number]
+        return tuple(replace(space, adapter=adapter) if adapter else space for space in spaces)
 
-    def keys(self, spaces: Spaces, group: Group, hash_tokens: int, count: int) -> tuple[ChunkKeys, ...]:
+    def keys(self, state: State, group: Group, count: int) -> tuple[ChunkKeys, ...]:
         """Return the keys of the first `count` blocks, for each shard."""
-        rows, per_block = self.parts[group.number].keys, group.block_tokens // hash_tokens
+        rows, per_block = state.parts[group.number].keys, group.block_tokens // self.hash_tokens
         if count > len(rows):
-            assert self.contents is not None, "named before"
-            ends = self.request.block_hashes[(len(rows) + 1) * per_block - 1 : count * per_block : per_block]
-            hashes = self.contents.fold([bytes(end) for end in ends], len(rows), group.block_tokens)
+            assert state.contents is not None, "named before"
+            ends = state.request.block_hashes[(len(rows) + 1) * per_block - 1 : count * per_block : per_block]
+            hashes = state.contents.fold([bytes(end) for end in ends], len(rows), group.block_tokens)
             digests = ChunkKeys(b"".join(hashes))
-            rows += zip(*(engine_keys(space, digests) for space in self.spaces(spaces, group)), strict=True)
-        shards = len(spaces[group.number])
+            rows += zip(*(engine_keys(space, digests) for space in self.spaces(state, group)), strict=True)
+        shards = len(self.namespaces[group.number])
         return tuple(ChunkKeys(b"".join(row[shard] for row in rows[:count])) for shard in range(shards))

@@ -66,7 +66,9 @@ class Stores:
         )  # else planned before this was known to be left out
         if memory is None:
             self._until[plan.request_id] = min(until, plan.first)
-            self._unstored.append(Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=True))
+            self._unstored.append(
+                Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=True, state=plan.state)
+            )
             return
         layers = memory.layers(self._blocks.num_layers, len(plan.blocks), self._blocks.slab_bytes)
         store = _Store(plan, memory, layers, self._last.get(plan.request_id))
@@ -129,7 +131,9 @@ class Stores:
         self._count("stored_blocks", stored)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)
-            self._unstored.append(Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=False))
+            self._unstored.append(
+                Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=False, state=plan.state)
+            )
 
     async def _store(self, store: _Store) -> int:
         plan, client = store.plan, self._client.asynchronous
