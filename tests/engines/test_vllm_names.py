@@ -120,7 +120,7 @@ def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:
     """Names follow the workers' ranks: by stage, then by shard. Shards of a stage share one copy of latents."""
     (folder / "pytorch_model.bin").write_bytes(b"weights")
     names: list[Any] = []
-    matching = SimpleNamespace(name=lambda spaces, direct: names.append((spaces, direct)))
+    matching = SimpleNamespace(name=lambda spaces, direct, block_bytes: names.append((spaces, direct)))
     group = Group(0, ("layers.0",), Kind.FULL, 32, 4096)
     scheduler: Any = SimpleNamespace(
         _matching=matching, _vllm_config=_Config(folder), _settings=Settings(gateway="g:1"), _groups=[group]
