@@ -151,7 +151,7 @@ def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None
 
 
 def test_the_scaling_of_adapters_is_in_the_name() -> None:
-    """PEFT keeps it beside the weights (lora_alpha / r), and changes it in place."""
+    """PEFT stores it apart from the weights (lora_alpha / r), and changes it in place."""
     model = _model()
     layer = model.model.layers[0].self_attn.q_proj
     layer.active_adapters, layer.scaling = ["legal"], {"legal": 2.0}

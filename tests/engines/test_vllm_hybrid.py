@@ -66,20 +66,20 @@ def _whole(quire: Engine, tokens: int) -> int:
     return tokens // lcm(*blocks) * lcm(*blocks)
 
 
-def _loads(quire: Engine, computed: int, until: int) -> int:
-    """How many blocks must arrive."""
-    return sum(group.blocks_to_load(computed, until) for group in quire.scheduler._groups)
+def _loads(quire: Engine, computed: int, end: int) -> int:
+    """Return the number of blocks to load."""
+    return sum(group.blocks_to_load(computed, end) for group in quire.scheduler._groups)
 
 
 def _stored(quire: Engine, first: int, last: int) -> None:
     """Wait until the blocks of these tokens are acknowledged in every group, and one state."""
-    seen, blocks = [0.0], 0
+    total, blocks = [0.0], 0
     for group in quire.scheduler._groups:
         blocks += 1 if group.kind is Kind.STATE else last // group.block_tokens - first // group.block_tokens
 
     def there() -> bool:
-        seen[0] += quire.figures().get("stored_blocks", 0)
-        return seen[0] >= blocks
+        total[0] += quire.figures().get("stored_blocks", 0)
+        return total[0] >= blocks
 
     until(there, f"{blocks} blocks stored")
 
@@ -90,25 +90,29 @@ def test_tokens_are_the_same_cold_and_warm_and_only_what_is_read_is_loaded(
     gateway = engine_cluster.gateway_address
     with engine(model.folder, gateway, **model.settings) as quire:
         assert {group.kind for group in quire.scheduler._groups} == model.kinds
-        whole = _whole(quire, len(PROMPT) - 1)
+        tokens = _whole(quire, len(PROMPT) - 1)
         # vLLM keeps states at the ends of prompts only.
         shared = 0 if Kind.STATE in model.kinds else _whole(quire, 700)
         assert quire.tokens(PROMPT) == (expected["prompt"], 0)
-        _stored(quire, 0, whole)
-        for prompt, answer, cached in ((PROMPT, "prompt", whole), (OTHER, "other", shared), (PROMPT, "prompt", whole)):
+        _stored(quire, 0, tokens)
+        for prompt, answer, cached in (
+            (PROMPT, "prompt", tokens),
+            (OTHER, "other", shared),
+            (PROMPT, "prompt", tokens),
+        ):
             quire.forget()
             assert quire.tokens(prompt) == (expected[answer], cached)
             assert quire.figures().get("loaded_blocks", 0) == _loads(quire, 0, cached)
-        assert quire.tokens(PROMPT) == (expected["prompt"], whole)
+        assert quire.tokens(PROMPT) == (expected["prompt"], tokens)
         assert "loaded_blocks" not in quire.figures(), "it was in vLLM's own cache"
-    with engine(model.folder, gateway, **model.settings) as other:
-        assert other.tokens(PROMPT, 80) == (expected["long"], whole)
-        longer = _whole(other, len(PROMPT) + 79)
+    with engine(model.folder, gateway, **model.settings) as second:
+        assert second.tokens(PROMPT, 80) == (expected["long"], tokens)
+        longer = _whole(second, len(PROMPT) + 79)
         if Kind.STATE in model.kinds:
             return  # vLLM keeps no state of what was generated
-        _stored(other, whole, longer)
-        other.forget()
-        assert other.tokens([*PROMPT, *expected["long"], 5, 6])[1] == longer
+        _stored(second, tokens, longer)
+        second.forget()
+        assert second.tokens([*PROMPT, *expected["long"], 5, 6])[1] == longer
 
 
 def test_a_part_that_vllm_has_is_not_loaded(
@@ -116,15 +120,15 @@ def test_a_part_that_vllm_has_is_not_loaded(
 ) -> None:
     """Blocks of a window may begin in what vLLM has."""
     with engine(model.folder, engine_cluster.gateway_address, **model.settings) as quire:
-        whole = _whole(quire, len(PROMPT) - 1)
-        part = _whole(quire, whole - 1)
+        tokens = _whole(quire, len(PROMPT) - 1)
+        part = _whole(quire, tokens - 1)
         assert quire.tokens(PROMPT) == (expected["prompt"], 0)
-        _stored(quire, 0, whole)
+        _stored(quire, 0, tokens)
         quire.forget()
         quire.tokens(PROMPT[: part + 1])
         quire.figures()
-        assert quire.tokens(PROMPT) == (expected["prompt"], whole)
-        assert quire.figures()["loaded_blocks"] == _loads(quire, part, whole)
+        assert quire.tokens(PROMPT) == (expected["prompt"], tokens)
+        assert quire.figures()["loaded_blocks"] == _loads(quire, part, tokens)
 
 
 def test_eight_at_once_while_both_caches_evict(model: _Model, tmp_path: Path, expected: dict[str, Any]) -> None:

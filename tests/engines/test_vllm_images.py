@@ -53,15 +53,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image_token_index=3,
         architectures=["PaliGemmaForConditionalGeneration"],
     )
-    made = PaliGemmaForConditionalGeneration(config).to(torch.float32)
+    pali = PaliGemmaForConditionalGeneration(config).to(torch.float32)
     with torch.no_grad():
-        for weights in made.parameters():
+        for weights in pali.parameters():
             if weights.dim() > 1:
                 weights.normal_(0, 0.3)
-    made.save_pretrained(folder)
+    pali.save_pretrained(folder)
     file = folder / "model.safetensors"  # vLLM has its vision towers' names
     save_file(
-        {name.replace("vision_tower.", "vision_tower.vision_model."): each for name, each in load_file(file).items()},
+        {name.replace("vision_tower.", "vision_tower.vision_model."): part for name, part in load_file(file).items()},
         file,
     )
     vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<image>": 3, "<unk>": 4, "\n": 5}
@@ -134,8 +134,8 @@ def test_a_changed_processor_gives_another_answer(
     with engine(model, gateway, max_model_len=512) as quire:
         assert _answer(quire, images[0]) == (expected[0], 0)
         until(lambda: quire.figures().get("stored_blocks", 0) > 0, "blocks stored")
-    before = file.read_text()
-    changed = json.loads(before)
+    original = file.read_text()
+    changed = json.loads(original)
     changed["image_processor"]["image_mean"] = [0.1, 0.2, 0.9]
     file.write_text(json.dumps(changed))
     try:
@@ -144,7 +144,7 @@ def test_a_changed_processor_gives_another_answer(
         with engine(model, gateway, max_model_len=512) as quire:
             assert _answer(quire, images[0]) == (answer, 0)
     finally:
-        file.write_text(before)
+        file.write_text(original)
 
 
 def test_the_fault_put_back_gives_the_answer_of_another_image(

@@ -22,11 +22,11 @@ def _warm(quire: Engine) -> list[int]:
     for start in range(4):
         quire.tokens([start + 3, *PROMPT])
     answer, _ = quire.tokens(PROMPT)
-    seen = [0.0]
+    total = [0.0]
 
     def there() -> bool:
-        seen[0] += quire.figures().get("stored_blocks", 0)
-        return seen[0] >= 5 * (WHOLE // BLOCK)
+        total[0] += quire.figures().get("stored_blocks", 0)
+        return total[0] >= 5 * (WHOLE // BLOCK)
 
     until(there, "all blocks stored")
     quire.forget()
@@ -48,7 +48,7 @@ def _windows(quire: Engine) -> list[int | None]:
 
 
 def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cluster: LocalCluster) -> None:
-    """Each layer is due when the layers before it are computed; the scheduler learns from what was waited for."""
+    """Each layer is due when the layers before it are computed; the scheduler learns from the engine's waits."""
     with (
         engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire,
         SyncClient(engine_cluster.gateway_address) as client,
@@ -71,7 +71,7 @@ def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cl
 def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
     tiny_model: Path, engine_cluster: LocalCluster
 ) -> None:
-    """With nothing to compute there is none: the load is as fast as it can be."""
+    """An idle engine sends no window, so that the load is as fast as the link."""
     with (
         engine(tiny_model, engine_cluster.gateway_address) as quire,
         SyncClient(engine_cluster.gateway_address) as client,

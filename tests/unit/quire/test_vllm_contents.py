@@ -137,7 +137,7 @@ def test_another_folder_in_place_of_an_adapters_is_another_adapter(adapter: Path
 
 
 def test_a_folder_that_cannot_be_read_costs_its_requests_their_names(adapter: Path) -> None:
-    """As of a file server that has gone away: vLLM's scheduler asks in each step."""
+    """A file server may be away, and vLLM's scheduler reads the metadata in each step."""
     names, request = _names(), _Request(_Lora(str(adapter)))
     contents = names.of(request)
     request.lora_request = _Lora(str(adapter / "adapter_config.json" / "below"))
@@ -170,7 +170,7 @@ def test_a_later_image_names_no_block_before_it() -> None:
 
 
 def test_an_identifier_that_is_used_again_has_no_name() -> None:
-    """vLLM may still hold what it made of the first image."""
+    """vLLM may still hold the encoded first image."""
     names = _names()
     first = _Request(mm_features=[_image("picture", torch.zeros(4), 2 * BLOCK)])
     again = _Request(mm_features=[_image("other", torch.ones(4), 0), _image("picture", torch.ones(4), 2 * BLOCK)])
@@ -184,7 +184,7 @@ def test_an_identifier_that_is_used_again_has_no_name() -> None:
 
 
 def test_an_image_behind_one_without_a_name_counts() -> None:
-    """vLLM caches what it makes of it."""
+    """vLLM caches its encoding."""
     names = _names()
     names.of(_Request(mm_features=[_image("stripped", None, 0), _image("picture", torch.zeros(4), BLOCK)]))
     later = _Request(mm_features=[_image("picture", torch.ones(4), BLOCK)])

@@ -1,4 +1,4 @@
-"""What the vLLM connector decides for models whose layers keep different parts of a prefix, without vLLM."""
+"""Decisions of the vLLM connector for models whose layers keep different parts of a prefix, without vLLM."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_window_that_begins_in_what_vllm_has() -> None:
 
 
 def test_a_load_of_which_nothing_is_read_is_still_told() -> None:
-    """vLLM waits to hear of it. The leases of the others are given back."""
+    """vLLM waits for its report. The leases of the other groups are released."""
     chunked = [Group(number, (f"{number}",), Kind.CHUNKED, 32, 8192, reach=128) for number in range(2)]
     world, request = World(Client(8), groups=chunked), Request(blocks=REQUEST_BLOCKS)
     assert _matched(world, request) == 256

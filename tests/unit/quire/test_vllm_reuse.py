@@ -1,4 +1,4 @@
-"""Storing what an engine sees a second time."""
+"""Stores of blocks that an engine sees a second time."""
 
 from __future__ import annotations
 

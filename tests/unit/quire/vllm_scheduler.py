@@ -1,4 +1,4 @@
-"""The scheduler's half of the vLLM connector with a client that answers when a test says so."""
+"""The scheduler's half of the vLLM connector, with a client that answers on a test's demand."""
 
 from __future__ import annotations
 

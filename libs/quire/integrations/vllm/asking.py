@@ -19,7 +19,7 @@ _FRESH_S: Final = 30.0
 
 
 class Asking:
-    """Asks for the requests of one engine. Nothing here waits.
+    """Runs the look-ups of one engine's requests, without blocking the scheduler.
 
     Args:
         settings: As the user set them.

@@ -135,7 +135,7 @@ def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int, family:
     baseline = {"name": f"vLLM {require_vllm()} computing the whole prompt, same run", "unit": "ms"}
     report = Report("engines", baseline, tall=True)
     # vLLM keeps states at the ends of prompts only.
-    asked = _prompts(prompts, tokens, hit, grow=family == "qwen3-next")
+    turns = _prompts(prompts, tokens, hit, grow=family == "qwen3-next")
     heads = hidden // 64
     with tempfile.TemporaryDirectory(prefix="quire-engines-") as name, Console().status("a model of random weights"):
         folder = Path(name)
@@ -144,13 +144,13 @@ def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int, family:
         per_token = layers * 2 * max(1, heads // 4) * 64 * 4
         room = max(64 << 20, 2 * prompts * tokens * per_token)
         settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room, **settings_of(family)}
-        seen = _alone(model, asked, settings)
+        seen = _alone(model, turns, settings)
         for load in ("layerwise", "async") if family in ("llama", "mixtral") else ("async",):
             with LocalCluster(folder / load, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
-                ours = _with_quire(model, cluster.gateway_address, load, asked, settings)
+                ours = _with_quire(model, cluster.gateway_address, load, turns, settings)
             seen |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
             seen[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]
-    _fill(report, seen, asked, per_token)
+    _fill(report, seen, turns, per_token)
     report.notes.append(f"a model of the family {family}, of random weights")
     return report
 
