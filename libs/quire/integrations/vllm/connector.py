@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from vllm.config import get_layers_from_vllm_config
+from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -21,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, group_kernel_blocks
 
 from quire.client import Buffer, SyncClient
@@ -37,11 +39,12 @@ from quire.integrations.vllm.engine import (
     staging_bytes,
     weights_of,
 )
+from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import Settled, StepPlan, Unstored
+from quire.integrations.vllm.plan import Settled, StepPlan, Stored, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.stores import Stores
@@ -80,11 +83,15 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     unstored: list[Unstored]
     loaded: list[tuple[int, float]]
     settled: list[Settled]
+    stored: list[Stored]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport), "of the same connector"
         return StepReport(
-            [*self.unstored, *other.unstored], [*self.loaded, *other.loaded], [*self.settled, *other.settled]
+            [*self.unstored, *other.unstored],
+            [*self.loaded, *other.loaded],
+            [*self.settled, *other.settled],
+            [*self.stored, *other.stored],
         )
 
 
@@ -110,16 +117,21 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # Groups of which a request's load is not over, and requests of which a load failed in a group.
         self._loading: dict[str, set[int]] = {}
         self._failed: set[str] = set()
+        configured = vllm_config.kv_events_config
+        self._reports = configured is not None and configured.enable_kv_cache_events
+        hash_tokens = _hash_tokens(vllm_config, kv_cache_config, self._groups)
+        self._events = StoreEvents(hash_tokens) if self._reports else None
         if role is KVConnectorRole.SCHEDULER:
             self._matching = Matching(
                 settings=self._settings,
                 client=self._client,
                 groups=self._groups,
-                hash_tokens=_hash_tokens(vllm_config, kv_cache_config, self._groups),
+                hash_tokens=hash_tokens,
                 asynchronous=asynchronous(vllm_config, self._settings, self._groups),
                 staged_bytes_max=staged_bytes_max(self._settings, vllm_config, self._groups),
                 names=content_names(vllm_config, kv_cache_config),
                 count=self._count,
+                events=self._events,
             )
 
     @property
@@ -197,6 +209,27 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._matching.settled(report.settled)
             self._matching.unstored(report.unstored)
             self._matching.loaded(report.loaded)
+            for store in report.stored:
+                assert self._events is not None, "reported for events alone"
+                self._events.stored(store)
+
+    def take_events(self) -> list[BlockStored]:
+        """Tell routers, by vLLM's KV events, which blocks Quire has acknowledged."""
+        return [
+            BlockStored(
+                block_hashes=[maybe_convert_block_hash(block) for block in blocks.hashes],
+                parent_block_hash=None if blocks.parent is None else maybe_convert_block_hash(blocks.parent),
+                token_ids=blocks.tokens,
+                block_size=blocks.group.block_tokens,
+                lora_id=None,
+                medium=MEDIUM_STORAGE,
+                lora_name=blocks.lora_name,
+                group_idx=blocks.group.number,
+                locality="REMOTE",
+                ownership="QUIRE",
+            )
+            for blocks in (self._events.take() if self._events is not None else ())
+        ]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -239,7 +272,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
             direct = ranges[number] if ranges else None
             self._loads.append(Loads(parts, direct=direct, timeout_s=settings.timeout_s, link=link))
-            self._stores.append(Stores(parts, settings.level))
+            self._stores.append(Stores(parts, settings.level, reports=self._reports))
         self._layer_of = {
             name: (number, layer) for number, blocks in enumerate(tables) for name, layer in blocks.layer_of.items()
         }
@@ -355,10 +388,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return blocks[0] if blocks and resumes_behind_failures(self._groups) else set()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        report = StepReport([], [], [])
+        report = StepReport([], [], [], [])
         for loads, stores in zip(self._loads, self._stores, strict=True):
-            report = report.aggregate(StepReport(stores.unstored(), loads.times(), loads.settled()))
-        return report if report.unstored or report.loaded or report.settled else None
+            report = report.aggregate(StepReport(stores.unstored(), loads.times(), loads.settled(), stores.stored()))
+        return report if report.unstored or report.loaded or report.settled or report.stored else None
 
     # ---- both
 

@@ -18,6 +18,7 @@ from typing import Any
 from quire.client import SyncClient
 from quire.integrations.vllm.asking import Asking
 from quire.integrations.vllm.contents import ContentNames
+from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import retain, retain_s
 from quire.integrations.vllm.lookups import Match
@@ -45,6 +46,7 @@ class Matching:
         staged_bytes_max: Staging memory that one request may have.
         names: Names contents that vLLM's hashes do not.
         count: Adds to a figure.
+        events: Collects events of stores; None for none.
         now_s: Monotonic clock, seconds.
     """
 
@@ -59,6 +61,7 @@ class Matching:
         staged_bytes_max: int,
         names: ContentNames,
         count: Callable[[str, float], None],
+        events: StoreEvents | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -79,6 +82,7 @@ class Matching:
         # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
         # may have to go.
         self._unsettled: dict[str, set[int]] = {}
+        self._events = events
         self._worth = Worth()
         self._reuse = Reuse()
         self._step: tuple[float, int] | None = None
@@ -239,6 +243,8 @@ class Matching:
     def unstored(self, stores: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
         for store in stores:
+            if self._events is not None:
+                self._events.unstored(store)
             state = self._requests.get(store.request_id)
             if state is not None and state.answered:
                 part = state.parts[store.group]
@@ -270,6 +276,10 @@ class Matching:
                 plan.stores += self._store_states(request_id, ends)
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)
+        if self._events is not None:
+            for store in plan.stores:
+                request = self._requests[store.request_id].request
+                self._events.planned(request, self._blocks.groups[store.group], store)
         return plan
 
     def finished(self, request_id: str) -> None:

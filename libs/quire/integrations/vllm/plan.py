@@ -67,6 +67,16 @@ class Unstored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Reports a store that Quire has acknowledged to one worker: chunks from `first` on, or a state."""
+
+    request_id: str
+    group: int
+    first: int
+    state: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """A load that is over in one shard and group. `arrived`: whether all of it did."""
 

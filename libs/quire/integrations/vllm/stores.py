@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.client import Buffer
 from quire.integrations.vllm.blocks import Bytes
-from quire.integrations.vllm.plan import StorePlan, Unstored
+from quire.integrations.vllm.plan import Stored, StorePlan, Unstored
 from quire.integrations.vllm.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
@@ -45,7 +45,9 @@ class _Store:
 class Stores:
     """Runs the stores of one worker and group of layers."""
 
-    def __init__(self, parts: WorkerParts, durability: Durability) -> None:
+    def __init__(self, parts: WorkerParts, durability: Durability, *, reports: bool = False) -> None:
+        self._reports = reports
+        self._stored: deque[Stored] = deque()
         self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
         self._shard = parts.shard
         self._count = parts.count
@@ -93,6 +95,10 @@ class Stores:
                 self._copy(store, layer)
         self._step = []
 
+    def stored(self) -> list[Stored]:
+        """Return the acknowledged stores since the last call, if they are to be reported."""
+        return [self._stored.popleft() for _ in range(len(self._stored))]
+
     def unstored(self) -> list[Unstored]:
         """What was not stored, since this was last asked."""
         return [self._unstored.popleft() for _ in range(len(self._unstored))]
@@ -129,6 +135,9 @@ class Stores:
             store.stored = bool(stored)
             store.over.set()
         self._count("stored_blocks", stored)
+        if stored == len(plan.blocks) and self._reports:
+            name = Stored(request_id=plan.request_id, group=plan.group, first=plan.first, state=plan.state)
+            self._stored.append(name)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)
             self._unstored.append(
