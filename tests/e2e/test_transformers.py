@@ -8,28 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 from quire.client import SyncClient
 from quire.integrations.transformers import Prefill, PrefixCache
 from quire.model.hashing import block_keys
 from quire_tools.local import LocalCluster
-
-LAYERS = 3
-
-
-def small_model(dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=2048,
-    )
-    return LlamaForCausalLM(config).eval().to(dtype)
+from tests.e2e.small_model import LAYERS, small_model
 
 
 def prompt(length: int, seed: int) -> torch.Tensor:

@@ -7,31 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.client import SyncClient
 from quire.integrations import transformers
 from quire.integrations.transformers import PrefixCache
 from quire.model.errors import ConfigInvalid
 from quire_tools.local import LocalCluster
+from tests.e2e.small_model import VOCABULARY, small_model
 
-IDS = torch.randint(0, 97, (1, 100), generator=torch.Generator().manual_seed(9))
+IDS = torch.randint(0, VOCABULARY, (1, 100), generator=torch.Generator().manual_seed(9))
 REUSED = 96
-
-
-def _model(**settings: Any) -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=2048,
-        **settings,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +60,7 @@ def _positions(model: Any) -> None:
 @pytest.mark.parametrize("change", [_by_torch, _past_torch, _one_tensor, _positions])
 def test_weights_that_change_in_place_have_other_states(client: SyncClient, change: Callable[[Any], None]) -> None:
     """A step of training, an adapter that is merged: the cache lives on."""
-    model = _model()
+    model = small_model()
     cache = PrefixCache(model, client, model_id=f"in place {change.__name__}")
     _right(model, cache, 0)
     _right(model, cache, REUSED)
@@ -88,7 +73,7 @@ def test_weights_that_change_in_place_have_other_states(client: SyncClient, chan
 
 def test_the_fault_put_back_gives_states_of_old_weights(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "weights_mark", lambda model: ())
-    model = _model()
+    model = small_model()
     cache = PrefixCache(model, client, model_id="fault")
     cache.prefill(IDS).wait_stored()
     _by_torch(model)
@@ -115,7 +100,7 @@ def test_the_fault_put_back_gives_states_of_old_weights(client: SyncClient, monk
 )
 def test_another_configuration_has_other_states(client: SyncClient, settings: dict[str, Any]) -> None:
     """The weights are the same."""
-    plain, changed = _model(), _model(**settings)
+    plain, changed = small_model(), small_model(**settings)
     PrefixCache(plain, client, model_id="configuration").prefill(IDS).wait_stored()
     _right(changed, PrefixCache(changed, client, model_id="configuration"), 0)
     _right(plain, PrefixCache(plain, client, model_id="configuration"), REUSED)
@@ -125,16 +110,16 @@ def test_positions_that_depend_on_the_prompt_are_refused(client: SyncClient) -> 
     """A prefix has other keys in each prompt."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     with pytest.raises(ConfigInvalid, match="length of a prompt"):
-        PrefixCache(_model(rope_parameters=rope), client, model_id="dynamic")
+        PrefixCache(small_model(rope_parameters=rope), client, model_id="dynamic")
 
 
 def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None:
     """The window follows from the times of earlier prefills, three at least."""
-    model = _model()
+    model = small_model()
     cache = PrefixCache(model, client, model_id="windows")
     assert cache._window_us(4) is None
     for seed in range(4):
-        cache.prefill(torch.randint(0, 97, (1, 64), generator=torch.Generator().manual_seed(seed)))
+        cache.prefill(torch.randint(0, VOCABULARY, (1, 64), generator=torch.Generator().manual_seed(seed)))
     windows, fetch = [], client.fetch
 
     def noted(*arguments: Any, compute_window_us: int | None = None, **named: Any) -> Any:
@@ -152,7 +137,7 @@ def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None
 
 def test_the_scaling_of_adapters_is_in_the_name() -> None:
     """PEFT stores it apart from the weights (lora_alpha / r), and changes it in place."""
-    model = _model()
+    model = small_model()
     layer = model.model.layers[0].self_attn.q_proj
     layer.active_adapters, layer.scaling = ["legal"], {"legal": 2.0}
     first = transformers.contents_digest(model), transformers.weights_mark(model)

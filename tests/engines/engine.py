@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +12,9 @@ from typing import Any
 
 from quire_tools.bench.engines import vllm
 from quire_tools.bench.engines.vllm import BLOCK, vllm_engine
+from quire_tools.local import LocalCluster
 
-__all__ = ["BLOCK", "OTHER", "PROMPT", "Engine", "engine", "until"]
+__all__ = ["BLOCK", "OTHER", "PROMPT", "Engine", "engine", "kill_at_first_load", "until"]
 
 PROMPT = [(at * 37) % 250 + 2 for at in range(1000)]
 OTHER = [*PROMPT[:700], *([7] * 40)]
@@ -59,3 +62,18 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> 
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def kill_at_first_load(quire: Engine, cluster: LocalCluster) -> list[int]:
+    """Kill the storage node when the first load begins; the list has its process number from then on."""
+    loads, killed = quire.worker._loads[0], list[int]()
+    start = loads.start
+
+    def kill_first(plan: Any) -> None:
+        if not killed:
+            killed.append(cluster.pid("storage-0"))
+            os.kill(killed[0], signal.SIGKILL)
+        start(plan)
+
+    loads.start = kill_first
+    return killed

@@ -16,7 +16,7 @@ import pytest
 from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import PeerLost
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
+from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, kill_at_first_load, until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 GROUP = Group(0, ("layers.0",), Kind.FULL, BLOCK, 4096)
@@ -154,15 +154,7 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         _stored(quire, WHOLE // BLOCK)
         quire.forget()
-        start, killed = quire.worker._loads[0].start, list[int]()
-
-        def kill_first(plan: Any) -> None:
-            if not killed:
-                killed.append(engine_cluster.pid("storage-0"))
-                os.kill(killed[0], signal.SIGKILL)
-            start(plan)
-
-        quire.worker._loads[0].start = kill_first
+        killed = kill_at_first_load(quire, engine_cluster)
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         assert killed and quire.figures()["failed_blocks"] == WHOLE // BLOCK
         quire.forget()
@@ -285,10 +277,10 @@ def test_the_comparison_of_tokens_sees_blocks_that_did_not_arrive(
         for tensor in _caches(quire):
             tensor.zero_()
         with _Lost(quire):
-            missing, quire.worker._loads[0].missing = quire.worker._loads[0].missing, lambda: set()
+            report, quire.worker._loads[0].missing = quire.worker._loads[0].missing, set
             assert quire.tokens(PROMPT)[0] != expected["prompt"]
-            quire.worker._loads[0].missing = missing
-            missing()
+            quire.worker._loads[0].missing = report
+            report()
             quire.forget()
             assert quire.tokens(PROMPT)[0] == expected["prompt"]
 

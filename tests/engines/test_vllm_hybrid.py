@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import lcm
@@ -16,7 +14,7 @@ from quire.integrations.vllm.groups import Kind
 from quire.model.errors import PeerLost
 from quire_tools.bench.engines.models import make_model, settings_of
 from quire_tools.local import LocalCluster
-from tests.engines.engine import OTHER, PROMPT, Engine, engine, until
+from tests.engines.engine import OTHER, PROMPT, Engine, engine, kill_at_first_load, until
 
 PROMPTS = [PROMPT[: 300 + 64 * at] + [at + 3] * (20 + 7 * at) for at in range(8)]
 
@@ -154,15 +152,7 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         _stored(quire, 0, _whole(quire, len(PROMPT) - 1))
         quire.forget()
-        start, killed = quire.worker._loads[0].start, list[int]()
-
-        def kill_first(plan: Any) -> None:
-            if not killed:
-                killed.append(engine_cluster.pid("storage-0"))
-                os.kill(killed[0], signal.SIGKILL)
-            start(plan)
-
-        quire.worker._loads[0].start = kill_first
+        killed = kill_at_first_load(quire, engine_cluster)
         assert quire.tokens(PROMPT)[0] == expected["prompt"]
         assert killed and quire.figures()["failed_blocks"] > 0
         quire.forget()

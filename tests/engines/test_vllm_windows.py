@@ -48,7 +48,7 @@ def _windows(quire: Engine) -> list[int | None]:
 
 
 def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cluster: LocalCluster) -> None:
-    """Each layer is due when the layers before it are computed; the scheduler learns from the engine's waits."""
+    """A layer is due when the layers before that layer are computed; the scheduler learns from the engine's waits."""
     with (
         engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire,
         SyncClient(engine_cluster.gateway_address) as client,

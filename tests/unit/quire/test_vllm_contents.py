@@ -97,13 +97,13 @@ def test_an_adapter_that_is_loaded_in_place_has_no_name(adapter: Path) -> None:
 
 
 def test_one_number_of_two_adapters_has_no_name(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = tmp_path_factory.mktemp("other")
-    (other / "adapter_model.bin").write_bytes(b"\4" * 64)
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "adapter_model.bin").write_bytes(b"\4" * 64)
     names = _names()
     first = names.of(_Request(_Lora(str(adapter))))
     with pytest.raises(Unnamed, match="another's"):
-        names.of(_Request(_Lora(str(other))))
-    assert not names.is_current(_Request(_Lora(str(other))), first)
+        names.of(_Request(_Lora(str(folder))))
+    assert not names.is_current(_Request(_Lora(str(folder))), first)
     assert not names.is_current(_Request(_Lora(str(adapter))), first), "the worker may have either by now"
     with pytest.raises(Unnamed):
         names.of(_Request(_Lora(str(adapter))))
@@ -153,8 +153,8 @@ def test_images_are_named_by_what_the_model_is_given() -> None:
     assert first[0] == hashes[0], "text before the image is shared"
     assert all(folded != block for folded, block in zip(first[1:], hashes[1:], strict=True))
     assert _names().of(image).fold(hashes[2:], 2, BLOCK) == first[2:]
-    for other in (pixels + 1, pixels.to(torch.bfloat16), pixels.reshape(3, 4)):
-        changed = _names().of(_Request(mm_features=[_image("cat", other, offset=BLOCK + 3)]))
+    for tensor in (pixels + 1, pixels.to(torch.bfloat16), pixels.reshape(3, 4)):
+        changed = _names().of(_Request(mm_features=[_image("cat", tensor, offset=BLOCK + 3)]))
         assert changed.fold(hashes, 0, BLOCK)[0] == hashes[0]
         assert not set(changed.fold(hashes, 0, BLOCK)[1:]) & set(first)
 
@@ -163,22 +163,22 @@ def test_a_later_image_names_no_block_before_it() -> None:
     pixels = torch.zeros(4)
     hashes = [bytes([number]) * 32 for number in range(4)]
     features = [_image("a", pixels, 0), _image("b", pixels + 1, 2 * BLOCK)]
-    one, two = (_names().of(_Request(mm_features=features[:count])).fold(hashes, 0, BLOCK) for count in (1, 2))
-    assert one[:2] == two[:2] and not set(one[2:]) & set(two[2:])
+    single, pair = (_names().of(_Request(mm_features=features[:count])).fold(hashes, 0, BLOCK) for count in (1, 2))
+    assert single[:2] == pair[:2] and not set(single[2:]) & set(pair[2:])
     swapped = _names().of(_Request(mm_features=[_image("a", pixels + 1, 0), _image("b", pixels, 2 * BLOCK)]))
-    assert not set(swapped.fold(hashes, 0, BLOCK)) & set(two)
+    assert not set(swapped.fold(hashes, 0, BLOCK)) & set(pair)
 
 
 def test_an_identifier_that_is_used_again_has_no_name() -> None:
     """vLLM may still hold the encoded first image."""
     names = _names()
     first = _Request(mm_features=[_image("picture", torch.zeros(4), 2 * BLOCK)])
-    again = _Request(mm_features=[_image("other", torch.ones(4), 0), _image("picture", torch.ones(4), 2 * BLOCK)])
+    second = _Request(mm_features=[_image("other", torch.ones(4), 0), _image("picture", torch.ones(4), 2 * BLOCK)])
     assert names.of(first).blocks_max(first, BLOCK) > 2
     named = names.of(first)
     assert names.is_current(first, named)
-    contents = names.of(again)
-    assert contents.blocks_max(again, BLOCK) == 2, "what comes before the image"
+    contents = names.of(second)
+    assert contents.blocks_max(second, BLOCK) == 2, "what comes before the image"
     assert not names.is_current(first, named), "vLLM may compute with the other image by now"
     assert names.of(first).blocks_max(first, BLOCK) == 2
 
@@ -195,15 +195,15 @@ def test_images_of_a_request_that_was_not_named_in_time_have_no_names() -> None:
     names, late = _names(), _Request(mm_features=[_image("picture", torch.zeros(4), BLOCK)])
     names.distrust(late)
     assert names.of(late).blocks_max(late, BLOCK) == 1
-    other = _Request(mm_features=[_image("picture", torch.ones(4), BLOCK)])
-    assert names.of(other).blocks_max(other, BLOCK) == 1
+    second = _Request(mm_features=[_image("picture", torch.ones(4), BLOCK)])
+    assert names.of(second).blocks_max(second, BLOCK) == 1
 
 
 def test_data_that_is_elsewhere_has_no_name() -> None:
     request = _Request(mm_features=[_image("picture", None, BLOCK)])
     assert _names().of(request).blocks_max(request, BLOCK) == 1
-    known = _Request(mm_features=[_image("picture", torch.zeros(4), BLOCK)])
-    assert _names(media_readable=False).of(known).blocks_max(known, BLOCK) == 1
+    local = _Request(mm_features=[_image("picture", torch.zeros(4), BLOCK)])
+    assert _names(media_readable=False).of(local).blocks_max(local, BLOCK) == 1
     foreign = _Request(mm_features=[_image("picture", torch.zeros(4), BLOCK)])
     foreign.mm_features[0].data["handle"] = _element(object())
     assert _names().of(foreign).blocks_max(foreign, BLOCK) == 1
@@ -216,8 +216,8 @@ def test_an_image_that_came_later_has_no_name() -> None:
     contents = names.of(request)
     request.mm_features.append(_image("b", torch.zeros(4), 3 * BLOCK))
     assert names.is_current(request, contents), "of its first image nothing has changed"
-    other = _Request(mm_features=[_image("b", torch.ones(4), BLOCK)])
-    assert names.of(other).blocks_max(other, BLOCK) == 1, "vLLM has the other one"
+    second = _Request(mm_features=[_image("b", torch.ones(4), BLOCK)])
+    assert names.of(second).blocks_max(second, BLOCK) == 1, "vLLM has the other one"
     assert contents.blocks_max(request, BLOCK) == 3
     assert Contents().blocks_max(request, BLOCK) == 0
 
@@ -226,5 +226,5 @@ def test_images_are_forgotten_in_time() -> None:
     names = _names(media_max=2)
     for number in range(5):
         names.of(_Request(mm_features=[_image(str(number), torch.zeros(4))]))
-    again = _Request(mm_features=[_image("0", torch.ones(4))])
-    assert names.of(again).blocks_max(again, BLOCK) > 0
+    second = _Request(mm_features=[_image("0", torch.ones(4))])
+    assert names.of(second).blocks_max(second, BLOCK) > 0

@@ -159,8 +159,8 @@ def test_what_one_group_did_not_store_is_stored_again() -> None:
     tables = [ALL, [*range(20, 28)]]
     assert len(world.matching.step([("r", 0, 64)], lambda _: tables).stores) == 2
     world.matching.unstored([Unstored(request_id="r", group=1, first=0, later=True)])
-    (again,) = world.matching.step([("r", 64, 8)], lambda _: tables).stores
-    assert (again.group, again.first, again.blocks) == (1, 0, (20, 21))
+    (store,) = world.matching.step([("r", 64, 8)], lambda _: tables).stores
+    assert (store.group, store.first, store.blocks) == (1, 0, (20, 21))
 
 
 def test_a_state_that_was_not_stored_stops_no_later_one() -> None:

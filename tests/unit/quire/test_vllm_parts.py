@@ -80,12 +80,12 @@ def test_the_shard_that_has_least_counts() -> None:
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (32, False)
-    other = World(Client(3, 0))
-    other.matching.arrived(request)
-    other.client.answer()
-    assert other.matching.matched(request, 0) == (0, False)
-    other.client.answer()
-    assert other.client.released == [b"lease1"]
+    empty = World(Client(3, 0))
+    empty.matching.arrived(request)
+    empty.client.answer()
+    assert empty.matching.matched(request, 0) == (0, False)
+    empty.client.answer()
+    assert empty.client.released == [b"lease1"]
 
 
 def test_no_answer_in_time_is_a_miss_and_quire_is_left_alone() -> None:
@@ -135,8 +135,8 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
 
     def stored(computed: int, tokens: int) -> list[tuple[int, tuple[int, ...]]]:
         return [
-            (each.first, each.blocks)
-            for each in world.matching.step([("r", computed, tokens)], lambda _: [blocks]).stores
+            (store.first, store.blocks)
+            for store in world.matching.step([("r", computed, tokens)], lambda _: [blocks]).stores
         ]
 
     assert stored(32, 40) == [(1, (2,))]
@@ -159,7 +159,7 @@ def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have
     world.matching.allocated(request, [[1, 2, 3, 4]], 32)
 
     def stored() -> list[int]:
-        return [each.first for each in world.matching.step([("r", 32, 101)], lambda _: [[1, 2, 3, 4]]).stores]
+        return [store.first for store in world.matching.step([("r", 32, 101)], lambda _: [[1, 2, 3, 4]]).stores]
 
     assert stored() == [] and stored() == []
     world.matching.settled([_settled("another", True)])
@@ -179,7 +179,7 @@ def test_what_another_request_computes_behind_a_layerwise_load_waits_too() -> No
     assert world.matching.matched(sharing, 32) == (0, False), "vLLM has the block itself"
 
     def stored(blocks: list[int]) -> list[str]:
-        return [each.request_id for each in world.matching.step([("s", 32, 101)], lambda _: [blocks]).stores]
+        return [store.request_id for store in world.matching.step([("s", 32, 101)], lambda _: [blocks]).stores]
 
     assert stored([1, 5, 6, 7]) == []
     world.matching.settled([_settled("l", False)])
@@ -215,7 +215,7 @@ def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
 
     def stored() -> list[tuple[int, int]]:
         plan = world.matching.step([("r", 133, 1)], lambda _: [[1, 2, 3, 4]])
-        return [(each.first, len(each.blocks)) for each in plan.stores]
+        return [(store.first, len(store.blocks)) for store in plan.stores]
 
     assert [stored(), stored(), stored()] == [[(0, 3)], [(3, 1)], []]
     world.matching.unstored([Unstored(request_id="r", group=0, first=0, later=True)])
@@ -401,10 +401,10 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     assert world.matching.matched(request, 0) == (0, False)
     (tried,) = world.matching.step([], lambda _: [[]]).tries
     assert (tried.first, tried.count) == (0, 1), "one block, to see: no request waits for it"
-    again = Request("again")
-    world.matching.arrived(again)
+    second = Request("again")
+    world.matching.arrived(second)
     world.client.answer()
-    assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
+    assert world.matching.matched(second, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
     assert not world.matching.step([], lambda _: [[]]).tries
     world.matching.loaded([(1, 0.0001)] * 24)
     third = Request("third")

@@ -24,7 +24,7 @@ SPACE = Namespace("m", "w", KvLayout(4, 32, 2, 32, Dtype.BF16))
 
 @dataclass
 class Request:
-    """As vLLM has it: `blocks` full blocks, and some tokens more."""
+    """Stands for vLLM's request: `blocks` full blocks, and five more tokens."""
 
     request_id: str = "r"
     blocks: int = 4
@@ -45,15 +45,17 @@ REQUEST_BLOCKS = 8
 
 
 def close_clients() -> None:
-    """Close what was asked and never answered."""
+    """Close the coroutines of unanswered questions."""
     while clients:
         clients.pop().close()
 
 
 class Client:
-    """Holds back what it is asked until `answer`. `has`: chunks of every prefix, by shard.
+    """Answers questions when a test calls `answer`.
 
-    `states`: of a model's name, which of the chunks of a request with `REQUEST_BLOCKS` blocks stand by themselves.
+    Args:
+        has: Chunks of every prefix, by shard.
+        states: By a model's name the unchained chunks of a request with `REQUEST_BLOCKS` blocks.
     """
 
     def __init__(self, *has: int, states: dict[str, set[int]] | None = None) -> None:
@@ -78,13 +80,13 @@ class Client:
         return Lookup(namespace, keys.run(0, count), b"lease%d" % len(self.asked) if count else b"", (), {}, 0)
 
     def _states(self, namespace: Namespace, keys: ChunkKeys, lease_ttl_ms: int, unchained: bool) -> Lookup:
-        """Chunks that have no parents: all that are asked for, or one."""
+        """Look up unchained chunks: several of them, or a single one with a lease."""
         assert unchained != bool(lease_ttl_ms), "what stands for itself is not leased together"
         own = engine_keys(namespace, ChunkKeys(b"".join(Request(blocks=REQUEST_BLOCKS).block_hashes)))
-        has = {own.at(block) for block in self.states[namespace.model_id]}
-        there = [at for at, key in enumerate(keys) if key in has]
-        lease = b"lease%d" % len(self.asked) if there and lease_ttl_ms else b""
-        return Lookup(namespace, keys.pick(there), lease, (), {}, 0, there=there)
+        stored = {own.at(block) for block in self.states[namespace.model_id]}
+        indexes = [index for index, key in enumerate(keys) if key in stored]
+        lease = b"lease%d" % len(self.asked) if indexes and lease_ttl_ms else b""
+        return Lookup(namespace, keys.pick(indexes), lease, (), {}, 0, there=indexes)
 
     async def release(self, found: Lookup) -> bool:
         self.released.append(found.lease)

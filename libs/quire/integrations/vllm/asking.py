@@ -70,7 +70,7 @@ class Asking:
             state.nothing_stored(storable=True)
             return
         if self._absence:
-            return  # `_is_answered` makes it a miss
+            return  # `is_answered` makes it a miss
         queries = []
         for group, count in zip(self._blocks.groups, counts, strict=True):
             keys = self._blocks.keys(state, group, count)

@@ -74,7 +74,7 @@ class ContentNames:
     Args:
         media_max: How many images vLLM may hold under their identifiers, in whatever cache.
         media_readable: Whether the scheduler's process has the images' processed data.
-        since_ns: Start of the engine; None for now.
+        since_ns: Time at which the engine started, nanoseconds since the epoch; by default the current time.
     """
 
     def __init__(self, *, media_max: int, media_readable: bool, since_ns: int | None = None) -> None:

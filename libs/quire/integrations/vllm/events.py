@@ -48,13 +48,13 @@ class StoreEvents:
         first = store.first if store.state is None else store.state
         end, size = first + len(store.blocks), group.block_tokens
         per_block = size // self._hash_tokens
-        before = max(0, first - 1)
-        ends = request.block_hashes[(before + 1) * per_block - 1 : end * per_block : per_block]
+        parents = min(first, 1)
+        ends = request.block_hashes[(first - parents + 1) * per_block - 1 : end * per_block : per_block]
         hashes = [bytes(block) for block in ends]
         blocks = StoredBlocks(
             group=group,
-            hashes=hashes[first - before :],
-            parent=hashes[0] if first else None,
+            hashes=hashes[parents:],
+            parent=hashes[0] if parents else None,
             tokens=list(request.all_token_ids[first * size : end * size]),
             lora_name=request.lora_request.lora_name if request.lora_request is not None else None,
         )

@@ -90,7 +90,7 @@ class Matching:
     # ---- what vLLM tells
 
     def name(self, spaces: Spaces, *, direct: bool, block_bytes: Sequence[int] | None = None) -> None:
-        """Set the namespaces of this engine's blocks. Until then every look-up is a miss.
+        """Set the namespaces of this engine's blocks. Before this call every look-up is a miss.
 
         Args:
             spaces: By group and shard.
@@ -268,9 +268,9 @@ class Matching:
         plan.idle = not scheduled
         # A step that loads layer by layer takes as long as its loads.
         layerwise = any(not load.asynchronous for load in plan.loads)
-        computed = sum(tokens for *_, tokens in scheduled)
-        self._step = (self._now_s(), 0 if layerwise else computed)
-        plan.loads = [replace(load, hidden_s=self._worth.step_s(computed)) for load in plan.loads]
+        step_tokens = sum(tokens for *_, tokens in scheduled)
+        self._step = (self._now_s(), 0 if layerwise else step_tokens)
+        plan.loads = [replace(load, hidden_s=self._worth.step_s(step_tokens)) for load in plan.loads]
         if self._settings.store != "never":
             for request_id, ends in (states or {}).items():  # first: without the state its blocks are of no use
                 plan.stores += self._store_states(request_id, ends)

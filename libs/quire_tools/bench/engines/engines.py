@@ -144,13 +144,13 @@ def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int, family:
         per_token = layers * 2 * max(1, heads // 4) * 64 * 4
         room = max(64 << 20, 2 * prompts * tokens * per_token)
         settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room, **settings_of(family)}
-        seen = _alone(model, turns, settings)
+        measured = _alone(model, turns, settings)
         for load in ("layerwise", "async") if family in ("llama", "mixtral") else ("async",):
             with LocalCluster(folder / load, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
                 ours = _with_quire(model, cluster.gateway_address, load, turns, settings)
-            seen |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
-            seen[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]
-    _fill(report, seen, turns, per_token)
+            measured |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
+            measured[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]
+    _fill(report, measured, turns, per_token)
     report.notes.append(f"a model of the family {family}, of random weights")
     return report
 
