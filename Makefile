@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -25,13 +25,19 @@ demo: $(DEMO_STAMP)     ## a real model reuses a prefix that another process com
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 FORKED := QUIRE_TEST_FORK=1 $(PYTEST)
+AS_USERS := $(PYTEST) tests/e2e/test_cache_control.py tests/e2e/test_page.py
 test: $(STAMP)          ## the suite, on real parts: two workers, services forked (CONTRIBUTING.md says how)
 	$(FORKED)
 
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, services started as users do
 	$(FORKED) -m slow
-	$(PYTEST) tests/e2e/test_cache_control.py tests/e2e/test_page.py
+	$(AS_USERS)
 	QUIRE_SIMULATION_SEEDS=12 QUIRE_EXPLORED_STATES=1500 $(FORKED) tests/simulation -k "not known_fault"
+
+# The others test in depth what `make test` tests in short.
+test-slow-short: $(STAMP) ## of these what CI runs
+	$(FORKED) -m slow -k "not (known_fault or power_cut or worth_having)"
+	$(AS_USERS)
 
 test-all: $(STAMP)      ## everything, one test after the other, services started as users start them
 	QUIRE_TEST_LONG=1 QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest --timeout 400 -m ''
