@@ -182,22 +182,22 @@ class Registry:
 
     # ---- the object tier
 
-    async def list_object(self, record: ChunkRecord, generation: int) -> bool:
-        """List the object tier for a chunk under the index entry of that generation; whether it is listed now.
+    async def list_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        """List the object tier for chunks, each under the index entry of its generation; which are listed now.
 
-        Not where that entry has ended. Raises what the index raises.
+        Not those whose entry has ended. Raises what the index raises.
         """
         async with self._operation():
-            marks = await self._index.add_objects([record], [generation], reporter=self._node_id)
+            marks = await self._index.add_objects(records, generations, reporter=self._node_id)
             self.changes += 1
-        return marks == [ObjectMark.LISTED]
+        return [mark is ObjectMark.LISTED for mark in marks]
 
-    async def expect_object(self, record: ChunkRecord) -> bool:
-        """Announce an object that is about to be written: it is deleted if no entry lists it when its entry has ended.
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        """Announce objects that are about to be written: each is deleted if no entry lists it when its entry has ended.
 
-        False while objects of that key are being deleted. Raises what the index raises.
+        False for keys whose objects are being deleted. Raises what the index raises.
         """
-        return all(await self._index.expect_objects([record]))
+        return await self._index.expect_objects(records)
 
     async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[dict[bytes, int], bool]:
         """Return the generations of the entries that list the object tier, by key, and whether the index is complete.

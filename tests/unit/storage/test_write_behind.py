@@ -136,6 +136,15 @@ async def test_an_object_is_announced_before_it_is_written_and_listed_afterwards
     await behind.close()
 
 
+async def test_chunks_that_wait_together_are_announced_and_listed_together() -> None:
+    behind, node, tier, index, clock = _parts(written=False)
+    for key in node.chunks:
+        behind.enqueue(key, 4096, written=False)
+    await _until_sent(node, clock, set(node.chunks))
+    assert index.calls == ["expect", "list"] and tier.keys == set(node.chunks) and not behind.lag_bytes
+    await behind.close()
+
+
 @pytest.mark.parametrize("there", [True, False])
 async def test_the_index_is_asked_for_what_was_written_before(there: bool) -> None:
     """After a restart nothing is written again that is listed; the rest is."""
