@@ -20,6 +20,7 @@ from quire.model.errors import InvalidRequest, Unavailable
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.layout import Dtype, KvLayout
 from quire.model.profile import ComputeProfile, Sample
+from quire.model.urgency import Urgency
 from quire.wire.channels import call
 from quire.wire.v1 import scheduler_pb2
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -77,11 +78,11 @@ async def _stored(client: QuireClient, chunks: int = CHUNKS, salt: bytes = b"") 
 
 
 async def _fetch(
-    client: QuireClient, found: Lookup, window_us: int | None = None, order: DeliveryOrder = DeliveryOrder.LAYERWISE
+    client: QuireClient, found: Lookup, window_us: int = 0, order: DeliveryOrder = DeliveryOrder.LAYERWISE
 ) -> tuple[FetchSummary, list[int]]:
     """The summary, and when each layer arrived."""
     buffer = client.allocate(LAYOUT.payload_bytes(len(found.keys)))
-    delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
+    delivery = await client.fetch(found, buffer, order=order, urgency=Urgency(compute_window_us=window_us))
     for layer in range(LAYOUT.num_layers):
         await delivery.layer(layer)
     summary = await delivery.summary()
@@ -340,6 +341,7 @@ async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireCl
         {"layers_left": 0},
         {"delivery": ""},
         {"weight": -1.0},
+        {"priority": 11},
     ]
     for change in bad:
         with pytest.raises(InvalidRequest) as caught:
@@ -402,13 +404,3 @@ async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClien
     await _until(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
     await operator.set_theta(0)
     await _until(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")
-
-
-async def test_windows_that_are_none(client: QuireClient) -> None:
-    namespace = await _stored(client, 2)
-    found = await client.lookup(namespace, some_keys(namespace, 2))
-    buffer = client.allocate(LAYOUT.payload_bytes(2))
-    for window in (0, -5, 1 << 40):
-        with pytest.raises(InvalidRequest, match="compute_window_us"):
-            await client.fetch(found, buffer, compute_window_us=window)
-    buffer.close()

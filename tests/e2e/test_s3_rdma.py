@@ -109,6 +109,14 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
         if order is DeliveryOrder.LAYERWISE:
             assert [line["layer"] for line in lines if "layer" in line][-1] == LAYOUT.num_layers - 1
 
+    urgency = {"x-quire-descriptor": here, "x-quire-urgency": "compute-window-us=500, first-layer-us=2000, priority=-1"}
+    status, _, _ = await request("GET", f"{scene.url}/quire-kv", scene.key, _headers() | urgency)
+    assert status == 200
+    for text in ("priority", "priority=1.5", "priority=1, priority=2", "deadline=3", "priority=99"):
+        urgency["x-quire-urgency"] = text
+        status, _, raw = await request("GET", f"{scene.url}/quire-kv", scene.key, _headers() | urgency)
+        assert status == 400 and (b"x-quire-urgency" in raw or b"priority" in raw)
+
     longer = ChunkKeys(keys.packed + b"x" * 32)
     room = client.allocate(LAYOUT.payload_bytes(CHUNKS + 1))
     part = replace(_descriptor(longer, order, room.target()))

@@ -12,6 +12,7 @@ from quire.client import SyncClient
 from quire.integrations import transformers
 from quire.integrations.transformers import PrefixCache
 from quire.model.errors import ConfigInvalid
+from quire.model.urgency import Urgency
 from quire_tools.local import LocalCluster
 from tests.e2e.small_model import VOCABULARY, small_model
 
@@ -117,16 +118,16 @@ def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None
     """The window follows from the times of earlier prefills, three at least."""
     model = small_model()
     cache = PrefixCache(model, client, model_id="windows")
-    assert cache._window_us(4) is None
+    assert cache._window_us(4) == 0
     for seed in range(4):
         cache.prefill(torch.randint(0, VOCABULARY, (1, 64), generator=torch.Generator().manual_seed(seed)))
     windows, fetch = [], client.fetch
 
-    def noted(*arguments: Any, compute_window_us: int | None = None, **named: Any) -> Any:
-        windows.append(compute_window_us)
-        return fetch(*arguments, compute_window_us=compute_window_us, **named)
+    def noted(*arguments: Any, urgency: Urgency, **named: Any) -> Any:
+        windows.append(urgency.compute_window_us)
+        return fetch(*arguments, urgency=urgency, **named)
 
-    client.fetch = noted  # type: ignore[method-assign]
+    client.fetch = noted  # type: ignore[method-assign,assignment]
     try:
         _right(model, cache, 0)
         _right(model, cache, REUSED)

@@ -120,3 +120,22 @@ def test_tokens_are_the_same_from_quire(tiny_model: Path, engine_cluster: LocalC
         second.forget()
         engine_cluster.kill("gateway")
         assert second.tokens(PROMPT)[0] == expected
+
+
+def test_loads_have_the_window_that_the_last_loads_measured(tiny_model: Path, tmp_path: Path) -> None:
+    """The first load measures it; the scheduler learns from those behind it."""
+    layerwise = {"QUIRE_STORAGE_THETA_BYTES": "0"}
+    with (
+        LocalCluster(tmp_path / "cluster", arena_bytes=128 << 20, drive_bytes=128 << 20, settings=layerwise) as cluster,
+        SyncClient(cluster.gateway_address) as client,
+        _sglang(tiny_model, tmp_path / "log", cluster.gateway_address) as sglang,
+    ):
+        expected, _ = sglang.tokens(PROMPT)
+        _stored(cluster, WHOLE // PAGE)
+
+        def learned() -> bool:
+            sglang.forget()
+            assert sglang.tokens(PROMPT) == (expected, WHOLE)
+            return any(node.stats.get("observed", 0) for node in client.status())
+
+        until(learned, "the scheduler hears of a load", 60)

@@ -1,11 +1,16 @@
-"""Compute windows of real vLLM: loads tell for how long the engine computes, and the scheduler learns from them."""
+"""Loads of real vLLM: they tell when layers are needed, the scheduler learns from them, and small ones come at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quire.client import SyncClient
+from quire.model.descriptor import DeliveryOrder
+from quire.model.urgency import Urgency
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, PROMPT, Engine, engine, until
 
@@ -33,18 +38,40 @@ def _warm(quire: Engine) -> list[int]:
     return answer
 
 
-def _windows(quire: Engine) -> list[int | None]:
-    """Record the windows of later loads, microseconds for each layer."""
-    windows: list[int | None] = []
+def _urgencies(quire: Engine) -> list[Urgency]:
+    """Record when later loads are needed."""
+    urgencies: list[Urgency] = []
     loads = quire.worker._loads[0]
-    window_us = loads._window_us
+    urgency = loads._urgency
 
-    def noted(plan: Any) -> int | None:
-        windows.append(window_us(plan))
-        return windows[-1]
+    def noted(plan: Any) -> Urgency:
+        urgencies.append(urgency(plan))
+        return urgencies[-1]
 
-    loads._window_us = noted
-    return windows
+    loads._urgency = noted
+    return urgencies
+
+
+def _orders(quire: Engine) -> list[DeliveryOrder]:
+    """Record the order in which later loads are delivered."""
+    orders: list[DeliveryOrder] = []
+    loads = quire.worker._loads[0]
+    report = loads._report
+
+    def noted(load: Any, missing: set[int]) -> None:
+        orders.extend(outcome.order for outcome in loads._client.run(load.delivery.summary()).outcomes)
+        report(load, missing)
+
+    loads._report = noted
+    return orders
+
+
+@pytest.fixture
+def layer_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster that delivers also small loads layer by layer."""
+    settings = {"QUIRE_STORAGE_THETA_BYTES": "0"}
+    with LocalCluster(tmp_path / "cluster", arena_bytes=128 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
+        yield cluster
 
 
 def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cluster: LocalCluster) -> None:
@@ -53,10 +80,10 @@ def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cl
         engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire,
         SyncClient(engine_cluster.gateway_address) as client,
     ):
-        answer, windows = _warm(quire), _windows(quire)
+        answer, urgencies = _warm(quire), _urgencies(quire)
         prompt = [*PROMPT, *([5] * 700)]  # so that the step computes for a while
         quire.tokens(prompt)
-        assert windows and windows[0]
+        assert urgencies and urgencies[0].compute_window_us and not urgencies[0].first_layer_us
         quire.forget()
         assert quire.tokens(PROMPT)[0] == answer
 
@@ -69,22 +96,30 @@ def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cl
 
 
 def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
-    tiny_model: Path, engine_cluster: LocalCluster
+    tiny_model: Path, layer_cluster: LocalCluster
 ) -> None:
-    """An idle engine sends no window, so that the load is as fast as the link."""
+    """An idle engine says nothing of when it needs a load, so that the load is as fast as the link."""
     with (
-        engine(tiny_model, engine_cluster.gateway_address) as quire,
-        SyncClient(engine_cluster.gateway_address) as client,
+        engine(tiny_model, layer_cluster.gateway_address) as quire,
+        SyncClient(layer_cluster.gateway_address) as client,
     ):
-        answer, windows = _warm(quire), _windows(quire)
+        answer, urgencies = _warm(quire), _urgencies(quire)
         assert quire.tokens(PROMPT)[0] == answer
-        assert windows == [None]
+        assert urgencies == [Urgency()]
         quire.forget()
 
         def learned() -> bool:
             quire.forget()
             answers = quire.batch([[9] * 1000, PROMPT], 16)
             assert answers[1][0][: len(answer)] == answer
-            return any(windows) and _observed(client) > 0
+            return any(each.first_layer_us for each in urgencies) and _observed(client) > 0
 
         until(learned, "the scheduler hears of a load", 30)
+
+
+def test_small_loads_are_delivered_chunk_by_chunk(tiny_model: Path, engine_cluster: LocalCluster) -> None:
+    """The cluster's threshold decides (Eq. 2 of ObjectCache), for loads of an engine too."""
+    with engine(tiny_model, engine_cluster.gateway_address) as quire:
+        answer, orders = _warm(quire), _orders(quire)
+        assert quire.tokens(PROMPT)[0] == answer
+        assert orders == [DeliveryOrder.CHUNKWISE]

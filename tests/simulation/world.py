@@ -20,6 +20,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
+from quire.model.urgency import Urgency
 from quire.testing.simulation import Process, SimChannels, SimNearestTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
@@ -366,9 +367,13 @@ class Day:
         order: DeliveryOrder | None = None,
     ) -> str:
         order = order or rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
-        window_us = rng.choice([None, 500, 3000])
+        urgency = Urgency(
+            compute_window_us=rng.choice([0, 500, 3000]),
+            first_layer_us=rng.choice([0, 2000]),
+            priority=rng.randint(-1, 1),
+        )
         if rng.random() < 0.5:
-            return await self._retrieve(client, prefix, rng, order, window_us, cancel=cancel)
+            return await self._retrieve(client, prefix, rng, order, urgency, cancel=cancel)
         asked_s = self.loop.time()
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
@@ -376,7 +381,7 @@ class Day:
         count = found.matched_chunks
         self.history.leased(found.lease, list(prefix.keys)[:count], asked_s + LEASE_MS / 1000, self.disturbed)
         async with self.buffer(client, prefix, count) as buffer:
-            delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
+            delivery = await client.fetch(found, buffer, order=order, urgency=urgency)
             try:
                 if cancel:
                     await asyncio.sleep(rng.uniform(0, rng.choice(_CANCEL_S)))
@@ -395,7 +400,7 @@ class Day:
         prefix: Prefix,
         rng: random.Random,
         order: DeliveryOrder,
-        window_us: int | None,
+        urgency: Urgency,
         *,
         cancel: bool,
     ) -> str:
@@ -411,7 +416,7 @@ class Day:
                     first_chunk=first,
                     lease_ttl_ms=LEASE_MS,
                     order=order,
-                    compute_window_us=window_us,
+                    urgency=urgency,
                 )
             )
             if cancel:

@@ -11,6 +11,7 @@ from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.model.images import Rendering
 from quire.model.nodes import MemberSpans
+from quire.model.urgency import Urgency
 
 __all__ = [
     "AdminClient",
@@ -31,4 +32,5 @@ __all__ = [
     "SyncDelivery",
     "SyncRetrieval",
     "SyncStoreSession",
+    "Urgency",
 ]

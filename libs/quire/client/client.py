@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import Delivery
-from quire.client.lookup import Lookup, descriptor_of, lookup_of, window_us_of
+from quire.client.lookup import Lookup, descriptor_of, lookup_of
 from quire.client.own_address import OwnAddress
 from quire.client.quarantine import Quarantine
 from quire.client.reachability import Reachability
@@ -31,6 +32,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
+from quire.model.urgency import Urgency
 from quire.telemetry import names, tracer
 from quire.transport import AddressNonce, Transport, data_plane_of_environment, decode_message
 from quire.wire import convert
@@ -193,7 +195,7 @@ class QuireClient:
         first_chunk: int = 0,
         chunk_count: int | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
-        compute_window_us: int | None = None,
+        urgency: Urgency | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
     ) -> Delivery:
@@ -202,14 +204,15 @@ class QuireClient:
         `first_chunk`: those before it are here already. `chunk_count`: None for as many as the look-up says should be
         taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
         `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
-        land in an engine's own blocks. `compute_window_us`: how long each layer computes (c_i of ObjectCache, §3.6):
-        bandwidth goes by it. None: as the look-up advised, or unknown. The delivery runs when this returns.
+        land in an engine's own blocks. `urgency`: when layers are needed: bandwidth and reads of drives go by it. None:
+        as the look-up advised, or unknown. The delivery runs when this returns.
 
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
-        not match, `InvalidRequest` for a window that is no time, `PeerLost` where no storage node is reached.
+        not match, `PeerLost` where no storage node is reached.
         """
-        advised_us = found.advice.window_us if found.advice is not None else 0
-        window_us = window_us_of(compute_window_us) or advised_us
+        urgency = urgency or Urgency()
+        if not urgency.is_known and found.advice is not None:
+            urgency = replace(urgency, compute_window_us=found.advice.window_us)
         descriptor = descriptor_of(
             found.namespace,
             found.keys,
@@ -227,8 +230,10 @@ class QuireClient:
             lease=found.lease,
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
-            compute_window_us=window_us,
+            compute_window_us=urgency.compute_window_us,
             transfer_ms=self._transfer_ms,
+            first_layer_us=urgency.first_layer_us,
+            priority=urgency.priority,
         )
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
@@ -256,7 +261,7 @@ class QuireClient:
         prompt_tokens: int = 0,
         device: str = "",
         order: DeliveryOrder = DeliveryOrder.AUTO,
-        compute_window_us: int | None = None,
+        urgency: Urgency | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
         unchained: bool = False,
@@ -281,7 +286,7 @@ class QuireClient:
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
         )
-        window_us = window_us_of(compute_window_us)
+        urgency = urgency or Urgency()
         self._check_room()
         await self.reach()
         transfer_id = os.urandom(16)
@@ -289,8 +294,10 @@ class QuireClient:
             lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device, unchained),
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
-            compute_window_us=window_us,
+            compute_window_us=urgency.compute_window_us,
             transfer_ms=self._transfer_ms,
+            first_layer_us=urgency.first_layer_us,
+            priority=urgency.priority,
         )
         request.descriptor.ClearField("chunk_keys")
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.client.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder, Descriptor
-from quire.model.errors import DescriptorInvalid, InvalidRequest
+from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
@@ -81,13 +81,6 @@ def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse
         _advice(response.advice) if response.HasField("advice") else None,
         there,
     )
-
-
-def window_us_of(compute_window_us: int | None) -> int:
-    """0 for unknown. Raises `InvalidRequest`."""
-    if compute_window_us is not None and not 0 < compute_window_us < 1 << 32:
-        raise InvalidRequest(f"{compute_window_us} is not positive, or too long", field="compute_window_us")
-    return compute_window_us or 0
 
 
 def descriptor_of(

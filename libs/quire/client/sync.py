@@ -25,6 +25,7 @@ from quire.model.errors import DeadlineExceeded
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
+from quire.model.urgency import Urgency
 from quire.transport import Transport
 from quire.wire.tls import Tls
 
@@ -162,7 +163,7 @@ class SyncClient:
         first_chunk: int = 0,
         chunk_count: int | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
-        compute_window_us: int | None = None,
+        urgency: Urgency | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
     ) -> SyncDelivery:
@@ -173,7 +174,7 @@ class SyncClient:
             first_chunk=first_chunk,
             chunk_count=chunk_count,
             order=order,
-            compute_window_us=compute_window_us,
+            urgency=urgency,
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
         )
@@ -190,7 +191,7 @@ class SyncClient:
         prompt_tokens: int = 0,
         device: str = "",
         order: DeliveryOrder = DeliveryOrder.AUTO,
-        compute_window_us: int | None = None,
+        urgency: Urgency | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
         unchained: bool = False,
@@ -205,7 +206,7 @@ class SyncClient:
             prompt_tokens=prompt_tokens,
             device=device,
             order=order,
-            compute_window_us=compute_window_us,
+            urgency=urgency,
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
             unchained=unchained,

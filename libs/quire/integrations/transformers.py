@@ -27,6 +27,7 @@ from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _DTYPES: Final = {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
@@ -128,7 +129,7 @@ class PrefixCache:
         chunk_tokens: int = 16,
         tenant_salt: bytes = b"",
         durability: Durability = Durability.LOCAL,
-        order: DeliveryOrder = DeliveryOrder.LAYERWISE,
+        order: DeliveryOrder = DeliveryOrder.AUTO,
         device: str = "",
     ) -> None:
         self._model = model
@@ -181,10 +182,10 @@ class PrefixCache:
             self._mark = mark
             self.namespace = replace(self.namespace, weight_version=contents_digest(self._model))
 
-    def _window_us(self, computed_tokens: int) -> int | None:
-        """How long each layer computes (c_i of ObjectCache, §3.6); None while that is not known."""
+    def _window_us(self, computed_tokens: int) -> int:
+        """Return how long each layer computes (c_i of ObjectCache, §3.6), microseconds; 0 while that is not known."""
         seconds = self._computing.seconds(computed_tokens)
-        return round(seconds / self.namespace.layout.num_layers * 1e6) or None if seconds else None
+        return round((seconds or 0.0) / self.namespace.layout.num_layers * 1e6)
 
     def _lookup(self, keys: ChunkKeys, prompt_tokens: int) -> tuple[Lookup | None, str]:
         try:
@@ -200,8 +201,8 @@ class PrefixCache:
         layout = self.namespace.layout
         buffer = self._receive = self._room(self._receive, layout.payload_bytes(found.take_chunks))
         computed = run.tokens - min(found.take_chunks * layout.chunk_tokens, run.tokens - 1)
-        window_us = None if self._device else self._window_us(computed)
-        run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order, compute_window_us=window_us))
+        urgency = Urgency(compute_window_us=0 if self._device else self._window_us(computed))
+        run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order, urgency=urgency))
         return run.execute(found.take_chunks, store=store)
 
     def _release(self, found: Lookup) -> None:

@@ -31,9 +31,10 @@ from quire.model.nodes import (
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.model.ranges import ChunkRange
+from quire.model.urgency import Urgency
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
-from quire.wire.v1 import gateway_pb2, images_pb2, orchestrator_pb2
+from quire.wire.v1 import gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
 
 _DTYPES: Final = {
     pb.DTYPE_FP32: Dtype.FP32,
@@ -168,6 +169,17 @@ def descriptor_from(message: pb.Descriptor, keys: ChunkKeys | None = None) -> De
         message.chunk_count,
         message.layer_stride,
         message.chunk_offsets,
+    )
+
+
+def urgency_from(
+    message: gateway_pb2.FetchRequest | gateway_pb2.RetrieveRequest | storage_pb2.DeliverRequest,
+) -> Urgency:
+    """Raises `InvalidRequest`."""
+    return Urgency(
+        compute_window_us=message.compute_window_us,
+        first_layer_us=message.first_layer_us,
+        priority=message.priority,
     )
 
 

@@ -21,6 +21,7 @@ from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import KvLayout
+from quire.model.urgency import Urgency
 
 Bytes = npt.NDArray[np.uint8]
 _LEASE_MS: Final = 300_000
@@ -159,8 +160,8 @@ class QuirePaths:
             self._buffer = self._client.allocate(layout.payload_bytes(len(self._keys)))
         started = time.monotonic()
         found = await self._lookup(self._keys.run(0, chunks))
-        window_us = max(1, round(window_s * 1e6)) if window_s else None
-        delivery = await self._client.fetch(found, self._buffer, order=order, compute_window_us=window_us)
+        urgency = Urgency(compute_window_us=max(1, round(window_s * 1e6)) if window_s else 0)
+        delivery = await self._client.fetch(found, self._buffer, order=order, urgency=urgency)
 
         async def arrival(layer: int) -> float:
             await delivery.layer(layer)

@@ -16,6 +16,7 @@ from quire.model.nodes import MemberSpans, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.urgency import Urgency
 from quire_server.clock import Clock
 
 __all__ = [
@@ -62,7 +63,7 @@ class DeliverPart:
     descriptor: Descriptor
     ranges: tuple[ChunkRange, ...]
     node_index: int
-    compute_window_us: int
+    urgency: Urgency
     layers_in_stream: bool
     unchained: bool
     transfer_ms: int = 0

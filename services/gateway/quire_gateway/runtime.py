@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
 from quire.model.descriptor import Descriptor, RdmaTarget
@@ -25,6 +25,7 @@ from quire.model.nodes import NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
+from quire.model.urgency import Urgency
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
@@ -73,7 +74,7 @@ class FetchCall:
     lease: bytes = b""
     delivery_id: bytes
     descriptor: Descriptor
-    compute_window_us: int = 0
+    urgency: Urgency = field(default_factory=Urgency)
     layers_in_stream: bool = False
     unchained: bool = False
     transfer_ms: int = 0
@@ -213,7 +214,7 @@ class Gateway:
             descriptor=fetch.descriptor,
             ranges=share.ranges,
             node_index=share.index,
-            compute_window_us=fetch.compute_window_us,
+            urgency=fetch.urgency,
             layers_in_stream=fetch.layers_in_stream,
             unchained=fetch.unchained,
             transfer_ms=fetch.transfer_ms,

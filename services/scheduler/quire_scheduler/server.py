@@ -37,6 +37,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             request.tenant,
             request.weight or 1.0,
             request.cap_bytes_per_s,
+            request.priority,
         )
         return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand, request.held_bytes_per_s)))
 

@@ -27,6 +27,7 @@ from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.urgency import Urgency
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
@@ -61,7 +62,7 @@ class DeliverCall:
     descriptor: Descriptor
     ranges: tuple[ChunkRange, ...]
     node_index: int = 0
-    compute_window_us: int = 0
+    urgency: Urgency = field(default_factory=Urgency)
     layers_in_stream: bool = False
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
     lease: bytes = b""
@@ -100,7 +101,7 @@ class Delivery:
     ) -> None:
         self._parts = parts
         self._call = call
-        self._tenant = call.tenant
+        self._tenant, self._urgency = call.tenant, call.urgency
         self._name = delivery_name(parts.config.node_id, call.delivery_id, call.node_index)
         self._copies = copies
         self.settled = True
@@ -254,7 +255,9 @@ class Delivery:
             return
         parts, leave, admitting = self._parts, None, None
         if self._order is DeliveryOrder.CHUNKWISE:
-            leave = await parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1, _TURN_S)
+            leave = await parts.chunkwise.enter(
+                self._tenant.tenant, self._tenant.weight, 1, _TURN_S, priority=self._urgency.priority
+            )
             self._allowance = parts.rates.admit_chunkwise(self._admission())
         lane = parts.wire.lane(self._name, self._weight)
         try:
@@ -339,8 +342,8 @@ class Delivery:
             trace.passed("write")
 
     def _due_s(self, layer: int) -> float:
-        """When the client, computing as long per layer as it said, needs this one; 0 for at once."""
-        return self._started_s + layer * self._call.compute_window_us / 1e6 if self._call.compute_window_us else 0.0
+        """Return when the client needs this layer, by its urgency; 0 for at once."""
+        return self._started_s + self._urgency.needed_s(layer) if self._urgency.is_known else 0.0
 
     async def _admit(self, allowance: Allowance) -> None:
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
@@ -350,8 +353,9 @@ class Delivery:
         return AdmissionRequest(
             delivery=self._name,
             bytes_per_layer=self._layer_bytes,
-            compute_window_us=self._call.compute_window_us,
+            compute_window_us=self._urgency.layer_us(self._call.descriptor.num_layers),
             layers=self._call.descriptor.num_layers,
+            priority=self._urgency.priority,
             tenant=self._tenant,
         )
 

@@ -18,12 +18,14 @@ class FairQueue:
         self._inside = 0
         self._waiting: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin()
 
-    async def enter(self, flow: str, weight: float, size: int, longest_s: float) -> Callable[[], None]:
-        """Wait for a turn; call the result when it is over.
+    async def enter(
+        self, flow: str, weight: float, size: int, longest_s: float, *, priority: int = 0
+    ) -> Callable[[], None]:
+        """Wait for a turn; call the result when it is over. In a flow, a higher priority has its turn first.
 
         One whose client is slow, or gone, has its turn for `longest_s` and no longer: it goes on, and another one too.
         """
-        await self._wait(flow, weight, size)
+        await self._wait(flow, weight, size, priority)
         left = False
 
         def leave() -> None:
@@ -36,12 +38,12 @@ class FairQueue:
         timer = asyncio.get_running_loop().call_later(longest_s, leave)
         return leave
 
-    async def _wait(self, flow: str, weight: float, size: int) -> None:
+    async def _wait(self, flow: str, weight: float, size: int, priority: int) -> None:
         if self._inside < self._capacity and not len(self._waiting):
             self._inside += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.push(flow, weight, size, turn)
+        self._waiting.push(flow, weight, size, turn, priority=priority)
         try:
             await turn
         except asyncio.CancelledError:

@@ -124,13 +124,17 @@ class ClusterIndex(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
-    """A layerwise delivery that wants a rate. `compute_window_us`: 0 for unknown."""
+    """A layerwise delivery that wants a rate.
+
+    `compute_window_us`: time that a layer may take so that none comes late; 0 for unknown.
+    """
 
     delivery: str
     bytes_per_layer: int
     compute_window_us: int
     layers: int
     tenant: TenantPolicy
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

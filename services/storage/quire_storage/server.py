@@ -72,7 +72,7 @@ class StorageServicer(StorageServiceServicer):
             descriptor=convert.descriptor_from(request.descriptor),
             ranges=convert.ranges_from(request.ranges),
             node_index=request.node_index,
-            compute_window_us=request.compute_window_us,
+            urgency=convert.urgency_from(request),
             layers_in_stream=request.layers_in_stream,
             tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
             lease=request.lease,

@@ -36,6 +36,7 @@ from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.provenance import GENERATED
 from quire.model.ranges import ChunkRange
+from quire.model.urgency import Urgency
 from quire.testing import FakeClock
 from quire.transport.memory import MemoryTransport
 from quire_gateway.config import GatewayConfig
@@ -229,7 +230,8 @@ def _fetch(world: World, lease: Lease, **changes: Any) -> FetchCall:
     layout = SPACE.layout
     descriptor = Descriptor(KEYS, layout.num_layers, 16, layout.slice_bytes, DeliveryOrder.AUTO, target)
     described = replace(descriptor, **changes)
-    return FetchCall(found=lease, lease=b"token", delivery_id=b"d" * 16, descriptor=described, compute_window_us=3)
+    urgency = Urgency(compute_window_us=3)
+    return FetchCall(found=lease, lease=b"token", delivery_id=b"d" * 16, descriptor=described, urgency=urgency)
 
 
 async def _all(events: AsyncIterator[Any]) -> list[Any]:

@@ -294,6 +294,13 @@ def test_turns_go_by_weight(flows: list[tuple[float, int]], seed: int) -> None:
         assert abs(got - rounds * weight) <= slack
 
 
+def test_of_a_flow_the_higher_priority_comes_first() -> None:
+    queue = DeficitRoundRobin[str]()
+    for name, priority in (("usual", 0), ("late", -1), ("urgent", 5), ("usual too", 0)):
+        queue.push("flow", 1.0, 10, name, priority=priority)
+    assert [queue.pop()[1] for _ in range(4)] == ["urgent", "usual", "usual too", "late"]
+
+
 def test_a_flow_that_was_idle_saved_nothing_up() -> None:
     queue = DeficitRoundRobin[str]()
     for _ in range(10):

@@ -7,16 +7,20 @@
 A page is a chunk that stands for itself: SGLang asks for the tail of a prefix, and does not say what is before it. What
 arrives comes to staging memory, and from there, layer by layer, to the pool: no node writes to SGLang's own memory. A
 load is asked for when SGLang queues it: one that cannot be had then is computed. SGLang ends a request whose load fails
-later.
+later. On a CPU loads have the compute window of a layer as the last loads measured it; on a GPU, which computes behind
+the launches of its kernels, they have none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import torch
@@ -29,15 +33,16 @@ from quire.integrations.objects import plain_layout
 from quire.integrations.settings import check_common, read_settings
 from quire.integrations.sglang.naming import configuration_of, namespace_of
 from quire.integrations.staging import StagingPool
-from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid, PeerLost, QuireError
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
+from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _FLAG: Final = "linker_extra_config"
 _STAGING_BYTES: Final = 256 << 20
+_MEASURED: Final = 9
 
 Result = TypeVar("Result")
 
@@ -71,6 +76,42 @@ class _Load:
     pages: int
 
 
+class _Counter(LayerWiseLoadCounter):  # type: ignore[misc]
+    """SGLang's counter of layers, which also measures when SGLang waits, and for how long it computes a layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(num_layers)
+        self._windows_us: deque[float] = deque(maxlen=_MEASURED)
+        self._wanted_ns: dict[int, list[int]] = {}
+        self._returned_ns, self._computed_ns = 0, 0
+
+    @property
+    def window_us(self) -> int:
+        """Return the time for which SGLang computes a layer, microseconds; 0 before the first load."""
+        return round(statistics.median(self._windows_us)) if self._windows_us else 0
+
+    def wait_until(self, threshold: int) -> None:
+        if self.consumer_index not in self.futures:
+            return
+        wanted = self._wanted_ns.setdefault(self.consumer_index, [])
+        if threshold == len(wanted):  # a layer's K; its V is waited for, too
+            now_ns = time.monotonic_ns()
+            self._computed_ns = self._computed_ns + now_ns - self._returned_ns if wanted else 0
+            wanted.append(now_ns)
+            if len(wanted) == self.num_layers > 1:
+                self._windows_us.append(self._computed_ns / 1e3 / (self.num_layers - 1))
+        super().wait_until(threshold)
+        self._returned_ns = time.monotonic_ns()
+
+    def take_wanted(self, index: int) -> list[int]:
+        """Take the times at which SGLang began to wait for the layers of a batch, nanoseconds."""
+        return self._wanted_ns.pop(index, [])
+
+    def reset(self) -> None:
+        super().reset()
+        self._wanted_ns.clear()
+
+
 class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
     """One rank's. Raises `ConfigInvalid` at start for settings and pools that it does not serve."""
 
@@ -89,7 +130,8 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             raise ConfigInvalid(f"{type(self._kv).__name__}: only pools of K and V are served", field="linker")
         self.forward_stream, self.pools = forward_stream, {PoolName.KV: self._kv}
         self._space = self._namespace(server_args, params)
-        self.layer_done_counter = LayerWiseLoadCounter(self._space.layout.num_layers)
+        self.layer_done_counter = _Counter(self._space.layout.num_layers)
+        self._batches: dict[int, list[_Load]] = {}
         self._client = SyncClient(
             settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
         )
@@ -138,11 +180,17 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             return -1
         loads, self._queued = list(self._queued.values()), {}
         index = int(self.layer_done_counter.update_producer())
+        self._batches[index] = loads
         self._client.spawn(self._follow(index, loads))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        return bool(self.layer_done_counter.finish(counter_index))
+        landed = bool(self.layer_done_counter.finish(counter_index))
+        loads, wanted_ns = self._batches.pop(counter_index, []), self.layer_done_counter.take_wanted(counter_index)
+        if landed and len(wanted_ns) == self._space.layout.num_layers:
+            for load in loads:
+                self._client.post(partial(load.delivery.wanted, wanted_ns))
+        return landed
 
     def cancel_queued_load(self, rid: str) -> bool:
         load = self._queued.pop(rid, None)
@@ -181,6 +229,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             waiting, self._offloads = list(self._offloads), deque()
         for each in waiting:
             each.result()
+        self._batches.clear()
         self.layer_done_counter.reset()
 
     def close(self) -> None:
@@ -223,6 +272,11 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def _keys(self, transfer: Any) -> ChunkKeys:
         return engine_keys(self._space, ChunkKeys(b"".join(bytes.fromhex(each) for each in transfer.keys)))
 
+    @property
+    def _urgency(self) -> Urgency:
+        on_gpu = self._kv.k_buffer[0].is_cuda
+        return Urgency(compute_window_us=0 if on_gpu else self.layer_done_counter.window_us)
+
     # ---- on the client's loop
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -236,7 +290,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         delivery = None
         try:
             retrieval = await self._client.asynchronous.retrieve(
-                self._space, keys, memory, lease_ttl_ms=0, order=DeliveryOrder.LAYERWISE, unchained=True
+                self._space, keys, memory, lease_ttl_ms=0, urgency=self._urgency, unchained=True
             )
             delivery = retrieval.delivery
             if delivery is not None and len(retrieval.found.there) == len(keys):
@@ -258,7 +312,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             async with asyncio.timeout(self._settings.timeout_s):
                 for layer in range(self._space.layout.num_layers):
                     for load in loads:
-                        await load.delivery.layer(layer)
+                        await load.delivery.arrival(layer)
                         self._put(load, layer)
                     counter.complete(index, layer)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What an application says of a request, in vLLM's `kv_transfer_params`: that its prompt is to stay in Quire."""
+"""What an application says of a request: how it ranks, and, in `kv_transfer_params`, that its prompt is to stay."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from quire.client import QuireClient
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
+from quire.model.urgency import PRIORITY_MAX
 from quire.telemetry import logger
 
 RETAIN: Final = "quire_retain_s"
@@ -24,6 +25,11 @@ def retain_s(request: Any) -> float:
         logger().warning("a hint is not understood", name=RETAIN, value=repr(asked), request=request.request_id)
         return 0.0
     return float(asked)
+
+
+def priority_of(request: Any) -> int:
+    """Return the priority of a request's loads: vLLM's own with its sign changed, as vLLM's low numbers come first."""
+    return max(-PRIORITY_MAX, min(PRIORITY_MAX, -getattr(request, "priority", 0)))
 
 
 async def retain(client: QuireClient, prefixes: Sequence[tuple[Namespace, ChunkKeys]], seconds: float) -> None:

@@ -22,6 +22,7 @@ from quire.integrations.vllm.worth import LinkTime, late
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.outcome import NodeOutcome
+from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _QUIET_S: Final = 5.0
@@ -365,8 +366,8 @@ class Loads:
             buffer,
             first_chunk=plan.first,
             chunk_count=count,
-            order=DeliveryOrder.LAYERWISE,
-            compute_window_us=self._window_us(plan),
+            order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
+            urgency=self._urgency(plan),
             **where,
         )
         try:
@@ -383,14 +384,16 @@ class Loads:
             summary = await delivery.summary()
             return _missing(plan, summary.outcomes)
 
-    def _window_us(self, plan: LoadPlan) -> int | None:
-        """Return the compute window of a layer (c_i of ObjectCache, §3.6), microseconds; None for an unknown one.
+    def _urgency(self, plan: LoadPlan) -> Urgency:
+        """Return when vLLM needs the layers of a load.
 
         A layerwise load has the time that the step computes for each layer. An asynchronous load has to end before the
-        step does, or its request waits for another step: half of the step's time is its window.
+        step does, or its request waits for another step: all layers are needed after half of the step's time.
         """
-        share = _SPARE if plan.asynchronous else 1.0
-        return round(share * plan.hidden_s / self._blocks.num_layers * 1e6) or None
+        hidden_us = round(plan.hidden_s * 1e6)
+        if plan.asynchronous:
+            return Urgency(first_layer_us=round(_SPARE * hidden_us), priority=plan.priority)
+        return Urgency(compute_window_us=hidden_us // self._blocks.num_layers, priority=plan.priority)
 
     async def _try(self, plan: TryPlan, staging: Buffer) -> None:
         began, delivery = self._link.begin(), None

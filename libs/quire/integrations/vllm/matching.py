@@ -20,7 +20,7 @@ from quire.integrations.vllm.asking import Asking
 from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
-from quire.integrations.vllm.hints import retain, retain_s
+from quire.integrations.vllm.hints import priority_of, retain, retain_s
 from quire.integrations.vllm.lookups import Match
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.requests import BlockNames, Part, Spaces, State
@@ -206,6 +206,7 @@ class Matching:
                 blocks=tuple(ids[first:stop]),
                 asynchronous=self._asynchronous,
                 worth_s=worth_s,
+                priority=priority_of(request),
             )
             loads.append(load)
             part.match = None  # the lease is the load's from here on

@@ -14,7 +14,7 @@ class LoadPlan:
     """Plans to load chunks of one group of layers, from `first` on, one into each of `blocks`.
 
     `found`: look-up of each shard. `worth_s`: time to compute the blocks, `hidden_s`: time for which the step computes;
-    0 for unknown.
+    0 for unknown. `priority`: as of `Urgency`.
     """
 
     request_id: str
@@ -25,6 +25,7 @@ class LoadPlan:
     asynchronous: bool
     worth_s: float = 0.0
     hidden_s: float = 0.0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1084,6 +1084,8 @@ class FetchRequest(_message.Message):
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_US_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """Lease of the look-up: says which node delivers what."""
     delivery_id: _builtins.bytes
@@ -1094,6 +1096,12 @@ class FetchRequest(_message.Message):
     """Also report each layer in this stream, for clients without UCX messages."""
     transfer_ms: _builtins.int
     """For how long the transfer is permitted, at most: nodes stop then, and the client relies on it. 0: the gateway's own."""
+    first_layer_us: _builtins.int
+    """Time until the first layer is needed, microseconds; 0 for at once. Without a compute window all layers are needed
+    then.
+    """
+    priority: _builtins.int
+    """-10 to 10: of a tenant's deliveries, those with a higher priority get their rates first, and are begun first."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
         """What to deliver and where to. Its keys are those that the lease is over."""
@@ -1107,10 +1115,12 @@ class FetchRequest(_message.Message):
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
         transfer_ms: _builtins.int = ...,
+        first_layer_us: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "first_layer_us", b"first_layer_us", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "priority", b"priority", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1126,6 +1136,8 @@ class RetrieveRequest(_message.Message):
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_US_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     delivery_id: _builtins.bytes
     """Chosen by the client, 16 bytes; tags the UCX messages of this delivery."""
     compute_window_us: _builtins.int
@@ -1133,6 +1145,10 @@ class RetrieveRequest(_message.Message):
     layers_in_stream: _builtins.bool
     """Also report each layer in this stream."""
     transfer_ms: _builtins.int
+    """As of `FetchRequest`."""
+    first_layer_us: _builtins.int
+    """As of `FetchRequest`."""
+    priority: _builtins.int
     """As of `FetchRequest`."""
     @_builtins.property
     def lookup(self) -> Global___LookupRequest:
@@ -1155,10 +1171,12 @@ class RetrieveRequest(_message.Message):
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
         transfer_ms: _builtins.int = ...,
+        first_layer_us: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "lookup", b"lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lookup", b"lookup", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "first_layer_us", b"first_layer_us", "layers_in_stream", b"layers_in_stream", "lookup", b"lookup", "priority", b"priority", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

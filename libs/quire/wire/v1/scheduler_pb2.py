@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quire/v1/scheduler.proto\x12\x08quire.v1\"\xca\x01\n\x0c\x41\x64mitRequest\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x0c\n\x04link\x18\x02 \x01(\t\x12\x17\n\x0f\x62ytes_per_layer\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompute_window_us\x18\x04 \x01(\r\x12\x13\n\x0blayers_left\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12\x17\n\x0f\x63\x61p_bytes_per_s\x18\x08 \x01(\x04\x12\x18\n\x10held_bytes_per_s\x18\t \x01(\x04\"/\n\rAdmitResponse\x12\x1e\n\x05grant\x18\x01 \x01(\x0b\x32\x0f.quire.v1.Grant\"\x84\x01\n\x05Grant\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x18\n\x10rate_bytes_per_s\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\repoch_left_ms\x18\x04 \x01(\r\x12\x1a\n\x12\x63redit_bytes_per_s\x18\x05 \x01(\x04\x12\r\n\x05short\x18\x06 \x01(\x08\"6\n\x0cRenewRequest\x12&\n\ndeliveries\x18\x01 \x03(\x0b\x32\x12.quire.v1.Progress\"1\n\x08Progress\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x13\n\x0blayers_left\x18\x02 \x01(\r\"0\n\rRenewResponse\x12\x1f\n\x06grants\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Grant\"!\n\rFinishRequest\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\"\x10\n\x0e\x46inishResponse\"\x9e\x01\n\x0eObserveRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x17\n\x0f\x62ytes_per_layer\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompute_window_us\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x18\n\x10rate_bytes_per_s\x18\x06 \x01(\x04\x12\x10\n\x08stall_us\x18\x07 \x01(\x04\"\x11\n\x0fObserveResponse2\x83\x02\n\x10SchedulerService\x12\x38\n\x05\x41\x64mit\x12\x16.quire.v1.AdmitRequest\x1a\x17.quire.v1.AdmitResponse\x12\x38\n\x05Renew\x12\x16.quire.v1.RenewRequest\x1a\x17.quire.v1.RenewResponse\x12;\n\x06\x46inish\x12\x17.quire.v1.FinishRequest\x1a\x18.quire.v1.FinishResponse\x12>\n\x07Observe\x12\x18.quire.v1.ObserveRequest\x1a\x19.quire.v1.ObserveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quire/v1/scheduler.proto\x12\x08quire.v1\"\xdc\x01\n\x0c\x41\x64mitRequest\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x0c\n\x04link\x18\x02 \x01(\t\x12\x17\n\x0f\x62ytes_per_layer\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompute_window_us\x18\x04 \x01(\r\x12\x13\n\x0blayers_left\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12\x17\n\x0f\x63\x61p_bytes_per_s\x18\x08 \x01(\x04\x12\x18\n\x10held_bytes_per_s\x18\t \x01(\x04\x12\x10\n\x08priority\x18\n \x01(\x11\"/\n\rAdmitResponse\x12\x1e\n\x05grant\x18\x01 \x01(\x0b\x32\x0f.quire.v1.Grant\"\x84\x01\n\x05Grant\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x18\n\x10rate_bytes_per_s\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\repoch_left_ms\x18\x04 \x01(\r\x12\x1a\n\x12\x63redit_bytes_per_s\x18\x05 \x01(\x04\x12\r\n\x05short\x18\x06 \x01(\x08\"6\n\x0cRenewRequest\x12&\n\ndeliveries\x18\x01 \x03(\x0b\x32\x12.quire.v1.Progress\"1\n\x08Progress\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\x12\x13\n\x0blayers_left\x18\x02 \x01(\r\"0\n\rRenewResponse\x12\x1f\n\x06grants\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Grant\"!\n\rFinishRequest\x12\x10\n\x08\x64\x65livery\x18\x01 \x01(\t\"\x10\n\x0e\x46inishResponse\"\x9e\x01\n\x0eObserveRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x17\n\x0f\x62ytes_per_layer\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompute_window_us\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x18\n\x10rate_bytes_per_s\x18\x06 \x01(\x04\x12\x10\n\x08stall_us\x18\x07 \x01(\x04\"\x11\n\x0fObserveResponse2\x83\x02\n\x10SchedulerService\x12\x38\n\x05\x41\x64mit\x12\x16.quire.v1.AdmitRequest\x1a\x17.quire.v1.AdmitResponse\x12\x38\n\x05Renew\x12\x16.quire.v1.RenewRequest\x1a\x17.quire.v1.RenewResponse\x12;\n\x06\x46inish\x12\x17.quire.v1.FinishRequest\x1a\x18.quire.v1.FinishResponse\x12>\n\x07Observe\x12\x18.quire.v1.ObserveRequest\x1a\x19.quire.v1.ObserveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,25 +32,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.scheduler_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ADMITREQUEST']._serialized_start=39
-  _globals['_ADMITREQUEST']._serialized_end=241
-  _globals['_ADMITRESPONSE']._serialized_start=243
-  _globals['_ADMITRESPONSE']._serialized_end=290
-  _globals['_GRANT']._serialized_start=293
-  _globals['_GRANT']._serialized_end=425
-  _globals['_RENEWREQUEST']._serialized_start=427
-  _globals['_RENEWREQUEST']._serialized_end=481
-  _globals['_PROGRESS']._serialized_start=483
-  _globals['_PROGRESS']._serialized_end=532
-  _globals['_RENEWRESPONSE']._serialized_start=534
-  _globals['_RENEWRESPONSE']._serialized_end=582
-  _globals['_FINISHREQUEST']._serialized_start=584
-  _globals['_FINISHREQUEST']._serialized_end=617
-  _globals['_FINISHRESPONSE']._serialized_start=619
-  _globals['_FINISHRESPONSE']._serialized_end=635
-  _globals['_OBSERVEREQUEST']._serialized_start=638
-  _globals['_OBSERVEREQUEST']._serialized_end=796
-  _globals['_OBSERVERESPONSE']._serialized_start=798
-  _globals['_OBSERVERESPONSE']._serialized_end=815
-  _globals['_SCHEDULERSERVICE']._serialized_start=818
-  _globals['_SCHEDULERSERVICE']._serialized_end=1077
+  _globals['_ADMITREQUEST']._serialized_end=259
+  _globals['_ADMITRESPONSE']._serialized_start=261
+  _globals['_ADMITRESPONSE']._serialized_end=308
+  _globals['_GRANT']._serialized_start=311
+  _globals['_GRANT']._serialized_end=443
+  _globals['_RENEWREQUEST']._serialized_start=445
+  _globals['_RENEWREQUEST']._serialized_end=499
+  _globals['_PROGRESS']._serialized_start=501
+  _globals['_PROGRESS']._serialized_end=550
+  _globals['_RENEWRESPONSE']._serialized_start=552
+  _globals['_RENEWRESPONSE']._serialized_end=600
+  _globals['_FINISHREQUEST']._serialized_start=602
+  _globals['_FINISHREQUEST']._serialized_end=635
+  _globals['_FINISHRESPONSE']._serialized_start=637
+  _globals['_FINISHRESPONSE']._serialized_end=653
+  _globals['_OBSERVEREQUEST']._serialized_start=656
+  _globals['_OBSERVEREQUEST']._serialized_end=814
+  _globals['_OBSERVERESPONSE']._serialized_start=816
+  _globals['_OBSERVERESPONSE']._serialized_end=833
+  _globals['_SCHEDULERSERVICE']._serialized_start=836
+  _globals['_SCHEDULERSERVICE']._serialized_end=1095
 # @@protoc_insertion_point(module_scope)

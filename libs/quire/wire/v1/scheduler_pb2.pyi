@@ -31,6 +31,7 @@ class AdmitRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     HELD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     delivery: _builtins.str
     """Unique id of the delivery at its node, e.g. "storage-0/5f3a..."."""
     link: _builtins.str
@@ -49,6 +50,8 @@ class AdmitRequest(_message.Message):
     """Bytes per second that the tenant may have together; 0 for no cap."""
     held_bytes_per_s: _builtins.int
     """Rate that the delivery has from an earlier leader, or its node's own; it keeps it if the budget allows."""
+    priority: _builtins.int
+    """-10 to 10: of a tenant's deliveries, those with a higher priority get what they need first."""
     def __init__(
         self,
         *,
@@ -61,10 +64,11 @@ class AdmitRequest(_message.Message):
         weight: _builtins.float = ...,
         cap_bytes_per_s: _builtins.int = ...,
         held_bytes_per_s: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "cap_bytes_per_s", b"cap_bytes_per_s", "compute_window_us", b"compute_window_us", "delivery", b"delivery", "held_bytes_per_s", b"held_bytes_per_s", "layers_left", b"layers_left", "link", b"link", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "cap_bytes_per_s", b"cap_bytes_per_s", "compute_window_us", b"compute_window_us", "delivery", b"delivery", "held_bytes_per_s", b"held_bytes_per_s", "layers_left", b"layers_left", "link", b"link", "priority", b"priority", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,8 @@ class DeliverRequest(_message.Message):
     TENANT_CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     UNCHAINED_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_US_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """The client's lease, to be given back if the client turns out to be dead. Empty for none."""
     delivery_id: _builtins.bytes
@@ -57,6 +59,10 @@ class DeliverRequest(_message.Message):
     """The keys are no prefix: each chunk stands for itself, and those that are not here cost no others."""
     namespace: _builtins.bytes
     """First 16 bytes of the digest of the namespace that the keys were derived under; empty if they were not."""
+    first_layer_us: _builtins.int
+    """As of `FetchRequest`."""
+    priority: _builtins.int
+    """As of `FetchRequest`."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
         """What to deliver: all keys of the request and the target."""
@@ -80,10 +86,12 @@ class DeliverRequest(_message.Message):
         tenant_cap_bytes_per_s: _builtins.int = ...,
         unchained: _builtins.bool = ...,
         namespace: _builtins.bytes = ...,
+        first_layer_us: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "namespace", b"namespace", "node_index", b"node_index", "permit", b"permit", "ranges", b"ranges", "tenant_cap_bytes_per_s", b"tenant_cap_bytes_per_s", "tenant_weight", b"tenant_weight", "unchained", b"unchained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "first_layer_us", b"first_layer_us", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "namespace", b"namespace", "node_index", b"node_index", "permit", b"permit", "priority", b"priority", "ranges", b"ranges", "tenant_cap_bytes_per_s", b"tenant_cap_bytes_per_s", "tenant_weight", b"tenant_weight", "unchained", b"unchained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,7 @@ from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.urgency import Urgency
 from quire_scheduler.core.curves import Array
 from quire_scheduler.core.factory import POLICIES
 from quire_tools.bench.report import Report, Row, median
@@ -182,9 +183,8 @@ async def _consume(client: QuireClient, stored: _Stored, speed: float) -> _Consu
     """Take layer after layer, computing for the window of each; the rate is the mean from first to last layer."""
     window_s = stored.request.window_ms / 1e3 / speed
     started = time.monotonic()
-    delivery = await client.fetch(
-        stored.found, stored.buffer, order=DeliveryOrder.LAYERWISE, compute_window_us=max(1, round(window_s * 1e6))
-    )
+    urgency = Urgency(compute_window_us=max(1, round(window_s * 1e6)))
+    delivery = await client.fetch(stored.found, stored.buffer, order=DeliveryOrder.LAYERWISE, urgency=urgency)
 
     async def arrival(layer: int) -> float:
         await delivery.layer(layer)

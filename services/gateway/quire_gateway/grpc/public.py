@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 from quire.model.errors import InvalidRequest
@@ -222,7 +223,7 @@ class GatewayServicer(GatewayServiceServicer):
             lease=request.lease,
             delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
             descriptor=convert.descriptor_from(request.descriptor, keys),
-            compute_window_us=request.compute_window_us,
+            urgency=convert.urgency_from(request),
             layers_in_stream=request.layers_in_stream,
             transfer_ms=request.transfer_ms,
             namespace=lease.namespace,
@@ -242,6 +243,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._admission.check(principal, Need(salt=request.lookup.namespace.tenant_salt))
         question = await self._question(request.lookup, principal)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
+        urgency = convert.urgency_from(request)
         self._addresses.check(principal, wanted.target)
         if question.unchained and wanted.chunks < len(wanted.keys):
             raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
@@ -254,13 +256,13 @@ class GatewayServicer(GatewayServiceServicer):
             if take <= wanted.first_chunk:
                 return
             descriptor = wanted.pick(found.there) if question.unchained else wanted.among(found.matched_chunks, take)
-            advised_us = round(found.advice.window_s * 1e6) if found.advice is not None else 0
+            advised_us = _window_us(found.advice) if found.advice is not None else 0
             fetch = FetchCall(
                 found=found,
                 lease=found.token,
                 delivery_id=delivery_id,
                 descriptor=descriptor,
-                compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),
+                urgency=urgency if urgency.is_known else replace(urgency, compute_window_us=advised_us),
                 layers_in_stream=request.layers_in_stream,
                 unchained=question.unchained,
                 transfer_ms=request.transfer_ms,
@@ -341,12 +343,16 @@ def _found(found: Found, question: Question) -> pb.LookupResponse:
 def _advice(advice: Advice) -> pb.Advice:
     return pb.Advice(
         take_chunks=advice.chunks,
-        compute_window_us=min(_WINDOW_US_MAX, round(advice.window_s * 1e6)),
+        compute_window_us=_window_us(advice),
         rate_bytes_per_s=advice.rate_bytes_per_s,
         ttft_us=round(advice.ttft_s * 1e6),
         ttft_all_us=round(advice.ttft_all_s * 1e6),
         ttft_none_us=round(advice.ttft_none_s * 1e6),
     )
+
+
+def _window_us(advice: Advice) -> int:
+    return min(_WINDOW_US_MAX, round(advice.window_s * 1e6))
 
 
 def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchResponse:

@@ -8,9 +8,10 @@
     PUT /quire-kv          x-quire-descriptor   chunks of a prefix, out of the client's memory
 
 A POST has the descriptor in its body: for those that are too long for a header. KV requests name their namespace in
-x-quire-namespace (JSON, base64url). The answer has x-amz-rdma-reply (200, 206 for a part, 501 to decline),
-x-amz-rdma-bytes-transferred, and, of a GET with a descriptor, a line of JSON for every layer of every node as it has
-arrived, the last one a summary. After an answer of 500 or 503 nodes may still be at the client's memory.
+x-quire-namespace (JSON, base64url). x-quire-urgency says when layers are needed: `compute-window-us=800,
+first-layer-us=2000, priority=1`, each of them optional. The answer has x-amz-rdma-reply (200, 206 for a part, 501 to
+decline), x-amz-rdma-bytes-transferred, and, of a GET with a descriptor, a line of JSON for every layer of every node as
+it has arrived, the last one a summary. After an answer of 500 or 503 nodes may still be at the client's memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import binascii
 import contextlib
 import json
 import os
+import re
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -31,6 +33,7 @@ from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, 
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
+from quire.model.urgency import Urgency
 from quire_gateway.addresses import WorkerAddresses
 from quire_gateway.admission import Admission, Need
 from quire_gateway.core.limits import Taken
@@ -57,6 +60,8 @@ TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
 NAMESPACE: Final = "x-quire-namespace"
 DELIVERY: Final = "x-quire-delivery"
+URGENCY: Final = "x-quire-urgency"
+_URGENCY_PAIR: Final = re.compile("(?P<name>compute-window-us|first-layer-us|priority)=(?P<value>-?[0-9]{1,10})")
 _REPLY, _MOVED = "x-amz-rdma-reply", "x-amz-rdma-bytes-transferred"
 _STAGED_BYTES_MAX: Final = 256 << 20
 _STAGED_AT_ONCE: Final = 4
@@ -286,7 +291,23 @@ def _fetch(call: Call, leased: Found, descriptor: Descriptor) -> FetchCall:
         delivery_id=_delivery_id(call),
         descriptor=descriptor.among(leased.matched_chunks),
         layers_in_stream=True,
+        urgency=_urgency(call.header(URGENCY)),
     )
+
+
+def _urgency(text: str) -> Urgency:
+    """Read `compute-window-us=800, first-layer-us=2000, priority=1`. Raises `InvalidRequest`."""
+    values: dict[str, int] = {}
+    for pair in filter(None, text.split(",")):
+        match = _URGENCY_PAIR.fullmatch(pair.strip())
+        name = match["name"].replace("-", "_") if match else ""
+        if match is None or name in values:
+            raise InvalidRequest(
+                f"{pair.strip()[:40]!r}; compute-window-us, first-layer-us and priority, each once, with an integer",
+                field=URGENCY,
+            )
+        values[name] = int(match["value"])
+    return Urgency(**values)
 
 
 class _Whole:

@@ -46,7 +46,7 @@ class BwProp(_Unlearning):
     def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         wanted = _zero_stall(demands)
         wanted[np.isinf(wanted)] = budget
-        return np.asarray(budget * wanted / wanted.sum())
+        return np.asarray(budget * wanted / (wanted.sum() or 1.0))
 
 
 class StallOpt(_Unlearning):

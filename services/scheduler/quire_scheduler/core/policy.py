@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.policy import WEIGHT_MAX, WEIGHT_MIN
+from quire.model.urgency import PRIORITY_MAX
 from quire_scheduler.errors import DemandInvalid
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ Rates = npt.NDArray[np.float64]
 class Demand:
     """A layerwise delivery: s_i bytes per layer, c_i seconds of compute per layer (None for unknown).
 
-    `weight` and `cap_bytes_per_s` (0 for none) are its tenant's. See ObjectCache, §3.6. Raises `DemandInvalid`.
+    `weight` and `cap_bytes_per_s` (0 for none) are its tenant's. `priority`: among the deliveries of its tenant.
+    See ObjectCache, §3.6. Raises `DemandInvalid`.
     """
 
     delivery: str
@@ -33,6 +35,7 @@ class Demand:
     tenant: str = ""
     weight: float = 1.0
     cap_bytes_per_s: int = 0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not self.delivery:
@@ -47,6 +50,8 @@ class Demand:
             raise DemandInvalid(f"{self.compute_window_s} is not positive and finite", field="compute_window_s")
         if self.cap_bytes_per_s < 0:
             raise DemandInvalid(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")
+        if not -PRIORITY_MAX <= self.priority <= PRIORITY_MAX:
+            raise DemandInvalid(f"{self.priority} is not in -{PRIORITY_MAX}..{PRIORITY_MAX}", field="priority")
 
     @property
     def zero_stall_rate(self) -> float:

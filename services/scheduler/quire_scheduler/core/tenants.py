@@ -2,8 +2,9 @@
 
 The budget is divided among the tenants with demands by weighted max-min fairness (water filling): none gets more
 than it can use before all others have their shares, and what one does not need goes to the others by weight. A tenant's
-demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. Then the policy
-divides each tenant's part among its requests.
+demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. A tenant's part
+goes to its priorities, the highest first: each takes what it wants, and leaves a tenth for those below. The policy
+divides what a priority has among its requests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from quire_scheduler.core.policy import Demand, Policy, Rates
 
 _Sharer = TypeVar("_Sharer", bound=Hashable)
+_LOWER_SHARE = 0.1
 
 
 def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> Rates:
@@ -25,7 +27,9 @@ def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: f
     members = _by_tenant(demands)
     parts = _parts(demands, members, budget, margin)
     for tenant, mine in members.items():
-        rates[mine] = policy.allocate([demands[index] for index in mine], parts[tenant], 1 / len(members))
+        effort = 1 / len(members)
+        for same, part in _by_priority(demands, mine, parts[tenant], margin):
+            rates[same] = policy.allocate([demands[index] for index in same], part, effort * len(same) / len(mine))
     return rates
 
 
@@ -33,8 +37,34 @@ def allocate_last(policy: Policy, demands: Sequence[Demand], budget: float, marg
     """What `allocate` gives the last demand, without the work for other tenants."""
     members = _by_tenant(demands)
     tenant = demands[-1].tenant
+    mine, effort = members[tenant], 1 / len(members)
     part = _parts(demands, members, budget, margin)[tenant]
-    return float(policy.allocate([demands[index] for index in members[tenant]], part, 1 / len(members))[-1])
+    for same, share in _by_priority(demands, mine, part, margin):
+        if same[-1] == mine[-1]:
+            rates = policy.allocate([demands[index] for index in same], share, effort * len(same) / len(mine))
+            return float(rates[-1])
+    raise AssertionError("every demand has a priority")
+
+
+def _by_priority(
+    demands: Sequence[Demand], mine: Sequence[int], part: float, margin: float
+) -> list[tuple[list[int], float]]:
+    """Divide a tenant's part among its priorities: indices of demands, and what they have, the highest first.
+
+    What none wants goes to the highest: some policies use it.
+    """
+    groups: dict[int, list[int]] = {}
+    for index in mine:
+        groups.setdefault(demands[index].priority, []).append(index)
+    order = [groups[priority] for priority in sorted(groups, reverse=True)]
+    shares, left = [], part
+    for at, same in enumerate(order):
+        wanted = sum(demands[index].zero_stall_rate + margin for index in same)
+        most = left if at == len(order) - 1 else left * (1 - _LOWER_SHARE)
+        shares.append(min(wanted, most))
+        left -= shares[-1]
+    shares[0] += left
+    return list(zip(order, shares, strict=True))
 
 
 def _by_tenant(demands: Sequence[Demand]) -> dict[str, list[int]]:

@@ -216,6 +216,7 @@ class GrpcRateSource:
             weight=request.tenant.weight,
             cap_bytes_per_s=request.tenant.cap_bytes_per_s,
             held_bytes_per_s=held_bytes_per_s,
+            priority=request.priority,
         )
         return _grant((await self._leader("Admit", message)).grant)
 

@@ -5,7 +5,8 @@ Shreedhar and Varghese, 1995; ObjectCache dispatches layer payloads by it (Table
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import bisect
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -15,16 +16,19 @@ class DeficitRoundRobin(Generic[Item]):
     """Queues of flows. A flow with weight w gets w/Σw of what is taken out while it has something queued."""
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[tuple[int, Item]]] = OrderedDict()
+        self._queues: OrderedDict[str, list[tuple[int, int, Item]]] = OrderedDict()
         self._weights: dict[str, float] = {}
         self._deficits: dict[str, float] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def push(self, flow: str, weight: float, size: int, item: Item) -> None:
-        """Queue `item`. The flow's weight is the latest one given, and positive."""
-        self._queues.setdefault(flow, deque()).append((size, item))
+    def push(self, flow: str, weight: float, size: int, item: Item, *, priority: int = 0) -> None:
+        """Queue `item` behind those of its flow with the same priority, or a higher one.
+
+        The flow's weight is the latest one given, and positive.
+        """
+        bisect.insort(self._queues.setdefault(flow, []), (-priority, size, item), key=lambda queued: queued[0])
         self._weights[flow] = weight
         self._deficits.setdefault(flow, 0.0)
 
@@ -34,7 +38,7 @@ class DeficitRoundRobin(Generic[Item]):
             raise IndexError("nothing is queued")
         self._turn()
         flow, queue = next(iter(self._queues.items()))
-        size, item = queue.popleft()
+        _, size, item = queue.pop(0)
         self._deficits[flow] -= size
         if not queue:
             # A flow that has nothing to send saves nothing up.
@@ -44,14 +48,14 @@ class DeficitRoundRobin(Generic[Item]):
     def _turn(self) -> None:
         """Bring a flow whose deficit covers its head to the front, giving out as much of a round as that takes."""
         for flow, queue in self._queues.items():
-            if self._deficits[flow] >= queue[0][0]:
+            if self._deficits[flow] >= queue[0][1]:
                 self._queues.move_to_end(flow, last=False)
                 return
         rounds = {
-            flow: (queue[0][0] - self._deficits[flow]) / self._weights[flow] for flow, queue in self._queues.items()
+            flow: (queue[0][1] - self._deficits[flow]) / self._weights[flow] for flow, queue in self._queues.items()
         }
         first = min(rounds, key=lambda flow: rounds[flow])
         for flow in self._queues:
             self._deficits[flow] += rounds[first] * self._weights[flow]
-        self._deficits[first] = float(self._queues[first][0][0])  # whatever rounding says
+        self._deficits[first] = float(self._queues[first][0][1])  # whatever rounding says
         self._queues.move_to_end(first, last=False)
