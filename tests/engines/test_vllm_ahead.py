@@ -1,7 +1,7 @@
 """Layerwise loads under vLLM's asynchronous scheduling: why QuireConnector refuses them.
 
 vLLM's platform for the CPU has no asynchronous scheduling. Here its scheduler for that runs with a loop that plans, and
-runs, each step before the scheduler hears of the step before.
+runs, each step before the scheduler gets the results of the step before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_vllm_keeps_a_token_that_was_computed_behind_a_failed_load(
     expected: dict[str, Any],  # noqa: F811
     policy: str,
 ) -> None:
-    """It resets what it has computed, and keeps the token of the step that it had planned already; or has none."""
+    """The scheduler keeps the token of the step that it had planned already; or, with `fail`, the request has none."""
     settings = {"scheduler_cls": _SCHEDULER, "kv_load_failure_policy": policy}
     extra = {"load": "layerwise", "allow_failing": True}
     with engine(tiny_model, engine_cluster.gateway_address, extra, **settings) as quire:

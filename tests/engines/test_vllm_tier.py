@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import prometheus_client
 import pytest
 
 from quire_tools.bench.engines.models import make_model
@@ -140,8 +141,14 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
         _settle(first)
     params: dict[str, Any] = {"zero_copy": zero_copy, "timeout_s": 3.0}
     with _tiered(tiny_model, engine_cluster.gateway_address, **params) as second:
-        tier, killed = _tier(second), list[int]()
-        submit = tier.submit_load
+        tier, killed, counted = _tier(second), list[int](), set[str]()
+        submit, count = tier.submit_load, tier._count
+
+        def noted(name: str, chunks: int) -> None:
+            counted.update([name] if chunks else [])
+            count(name, chunks)
+
+        tier._count = noted
 
         def kill_first(job: Any) -> None:
             if not killed:
@@ -151,7 +158,7 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
 
         tier.submit_load = kill_first
         assert second.tokens(PROMPT)[0] == alone["prompt"]
-        assert killed
+        assert killed and "vllm:quire_tier_failed_loads" in counted
 
 
 def test_a_node_that_stands_still_costs_the_timeout(
@@ -177,15 +184,28 @@ def test_a_node_that_stands_still_costs_the_timeout(
             os.kill(node, signal.SIGCONT)
 
 
+def _counted(name: str) -> float:
+    """Read a counter of vLLM's Prometheus page."""
+    metrics = prometheus_client.REGISTRY.collect()
+    return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"vllm:{name}_total")
+
+
 def test_a_gateway_that_is_away_costs_nothing_but_the_hits(
     tiny_model: Path, tmp_path: Path, alone: dict[str, list[int]]
 ) -> None:
     with (
         LocalCluster(tmp_path / "c", arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster,
-        _tiered(tiny_model, cluster.gateway_address, lookup_timeout_s=0.5, away_s=0.2) as tiered,
+        _tiered(
+            tiny_model,
+            cluster.gateway_address,
+            lookup_timeout_s=0.5,
+            away_s=0.2,
+            engine_settings={"disable_log_stats": False},
+        ) as tiered,
     ):
         cluster.kill("gateway")
         assert tiered.tokens(PROMPT) == (alone["prompt"], 0)
+        assert _counted("quire_tier_failed_lookups") > 0, "a miss that was none is counted"
         tiered.forget()
         assert tiered.tokens(PROMPT)[0] == alone["prompt"]
         cluster.restart("gateway")

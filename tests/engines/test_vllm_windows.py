@@ -58,9 +58,9 @@ def _orders(quire: Engine) -> list[DeliveryOrder]:
     loads = quire.worker._loads[0]
     report = loads._report
 
-    def noted(load: Any, missing: set[int]) -> None:
+    def noted(load: Any, blocks: set[int]) -> None:
         orders.extend(outcome.order for outcome in loads._client.run(load.delivery.summary()).outcomes)
-        report(load, missing)
+        report(load, blocks)
 
     loads._report = noted
     return orders
@@ -112,7 +112,7 @@ def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
             quire.forget()
             answers = quire.batch([[9] * 1000, PROMPT], 16)
             assert answers[1][0][: len(answer)] == answer
-            return any(each.first_layer_us for each in urgencies) and _observed(client) > 0
+            return any(urgency.first_layer_us for urgency in urgencies) and _observed(client) > 0
 
         until(learned, "the scheduler hears of a load", 30)
 

@@ -175,7 +175,7 @@ def descriptor_from(message: pb.Descriptor, keys: ChunkKeys | None = None) -> De
 def urgency_from(
     message: gateway_pb2.FetchRequest | gateway_pb2.RetrieveRequest | storage_pb2.DeliverRequest,
 ) -> Urgency:
-    """Raises `InvalidRequest`."""
+    """Read when the layers of a delivery are needed. Raises `InvalidRequest`."""
     return Urgency(
         compute_window_us=message.compute_window_us,
         first_layer_us=message.first_layer_us,

@@ -235,7 +235,7 @@ class WriteBehind:
                 done.add(record.key)
 
     async def _put(self, key: bytes, listing: Listing, done: set[bytes]) -> Chunk | None:
-        """Write an announced chunk; None if it was not written. One that is not here any more is done."""
+        """Write an announced chunk; None if it was not written. A chunk that has left this node is done."""
         async with self._room:
             chunk = await self._read(key)
             if chunk is None:

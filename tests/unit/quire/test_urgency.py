@@ -14,7 +14,7 @@ _US = st.integers(0, 10_000_000)
 
 @given(_US, _US, st.integers(1, 200))
 def test_layers_that_take_their_time_are_not_late(window_us: int, first_us: int, layers: int) -> None:
-    """Of a first layer that is waited for, those behind it follow in windows; and no slower rate is in time."""
+    """Layers behind one that is waited for follow in windows; otherwise no slower rate is in time."""
     urgency = Urgency(compute_window_us=window_us, first_layer_us=first_us)
     layer_us = urgency.layer_us(layers)
     if first_us <= window_us:

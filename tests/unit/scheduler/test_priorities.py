@@ -41,8 +41,8 @@ def test_priorities_share_what_the_tenant_has(demands: list[Demand], budget: flo
     rates = tenants.allocate(policy, demands, budget, 0.0)
     assert float(rates.sum()) <= budget * (1 + 1e-6) + 1 and bool((rates >= 0).all())
     assert tenants.allocate_last(policy, demands, budget, 0.0) == pytest.approx(float(rates[-1]), rel=1e-6, abs=1)
-    flat = [replace(each, priority=0) if each.tenant == "a" else each for each in demands]
-    of_b = np.array([each.tenant == "b" for each in demands])
+    flat = [replace(demand, priority=0) if demand.tenant == "a" else demand for demand in demands]
+    of_b = np.array([demand.tenant == "b" for demand in demands])
     assert np.allclose(tenants.allocate(policy, flat, budget, 0.0)[of_b], rates[of_b], rtol=1e-6, atol=1)
 
 
@@ -61,7 +61,7 @@ def test_the_higher_one_has_what_it_needs(policy: Policy) -> None:
 
 @pytest.mark.parametrize("lower_share", [0.1, 0.0])
 def test_the_lower_one_is_not_starved(policy: Policy, lower_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the higher one asks for, a tenth is left; the fault put back starves it."""
+    """A tenth is left by a higher one that could use all; without that rule, the fault put back, nothing is left."""
     monkeypatch.setattr(tenants, "_LOWER_SHARE", lower_share)
     rates = tenants.allocate(policy, _two(1, 0, None), 100e6, 0.0)
     assert rates[0] == pytest.approx(lower_share * 100e6, abs=1) and rates[1] >= 0.9 * 100e6 - 1

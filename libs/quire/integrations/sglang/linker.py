@@ -93,12 +93,12 @@ class _Counter(LayerWiseLoadCounter):  # type: ignore[misc]
     def wait_until(self, threshold: int) -> None:
         if self.consumer_index not in self.futures:
             return
-        wanted = self._wanted_ns.setdefault(self.consumer_index, [])
-        if threshold == len(wanted):  # a layer's K; its V is waited for, too
+        waits_ns = self._wanted_ns.setdefault(self.consumer_index, [])
+        if threshold == len(waits_ns):  # a layer's K; its V is waited for, too
             now_ns = time.monotonic_ns()
-            self._computed_ns = self._computed_ns + now_ns - self._returned_ns if wanted else 0
-            wanted.append(now_ns)
-            if len(wanted) == self.num_layers > 1:
+            self._computed_ns = self._computed_ns + now_ns - self._returned_ns if waits_ns else 0
+            waits_ns.append(now_ns)
+            if len(waits_ns) == self.num_layers > 1:
                 self._windows_us.append(self._computed_ns / 1e3 / (self.num_layers - 1))
         super().wait_until(threshold)
         self._returned_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What an application says of a request: how it ranks, and, in `kv_transfer_params`, that its prompt is to stay."""
+"""Hints of an application for a request: its priority, and in `kv_transfer_params` how long its prompt is to stay."""
 
 from __future__ import annotations
 

@@ -18,17 +18,20 @@ import json
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
     Medium,
+    OffloadingCounterMetadata,
     OffloadingEvent,
     OffloadKey,
     ReqContext,
@@ -46,6 +49,13 @@ from quire.model.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger
 
 _FLAG: Final = "secondary_tiers"
+_COUNTED: Final = {
+    "vllm:quire_tier_failed_lookups": "chunks that count as misses: their look-up failed, or took too long",
+    "vllm:quire_tier_skipped_lookups": "chunks that count as misses: Quire is left alone after it did not answer",
+    "vllm:quire_tier_failed_loads": "chunks that Quire had and that did not arrive; vLLM computes them",
+    "vllm:quire_tier_failed_stores": "chunks that were not stored",
+}
+_FAILED_LOOKUPS, _SKIPPED_LOOKUPS, _FAILED_LOADS, _FAILED_STORES = _COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         self._idle = threading.Condition()
         self._tells = settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] = []
+        self._counts, self._counting = Counter[str](), threading.Lock()
 
     # ---- what vLLM asks
 
@@ -142,6 +153,18 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         events, self._events = self._events, []
         return events
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return {name: OffloadingCounterMetadata(documentation=text) for name, text in _COUNTED.items()}
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        with self._counting:
+            counts, self._counts = self._counts, Counter()
+        stats = OffloadingConnectorStats()
+        for name, count in counts.items():
+            stats.increase_counter(name, count)
+        return stats
+
     def drain_jobs(self) -> None:
         with self._idle:
             self._idle.wait_for(lambda: not self._running)
@@ -159,6 +182,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         """Which are there; none where Quire does not answer."""
         nothing = [False] * len(keys)
         if self._absence:
+            self._count(_SKIPPED_LOOKUPS, len(keys))
             return nothing
         places = [self._owner.place(bytes(key), self.block_size_bytes) for key in keys]
         look_up = asyncio.wait_for(self._transfers.objects.have(places), self._settings.lookup_timeout_s)
@@ -166,9 +190,15 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
             there = self._transfers.client.run(look_up)
         except (QuireError, TimeoutError, RuntimeError) as error:  # the loop has ended with the engine
             self._absence.failed(error)
+            self._count(_FAILED_LOOKUPS, len(keys))
             return nothing
         self._absence.answered()
         return there
+
+    def _count(self, name: str, chunks: int) -> None:
+        if chunks:
+            with self._counting:
+                self._counts[name] += chunks
 
     # ---- on the client's loop
 
@@ -207,6 +237,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
             transfer_time=took_s,
             transfer_bytes=len(good) * self.block_size_bytes,
         )
+        self._count(_FAILED_LOADS if job.is_promotion else _FAILED_STORES, len(keys) - len(good))
         stored = [] if job.is_promotion else good
         missing = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
         self._ended.put((result, stored, missing))

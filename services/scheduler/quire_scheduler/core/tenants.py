@@ -37,34 +37,33 @@ def allocate_last(policy: Policy, demands: Sequence[Demand], budget: float, marg
     """What `allocate` gives the last demand, without the work for other tenants."""
     members = _by_tenant(demands)
     tenant = demands[-1].tenant
-    mine, effort = members[tenant], 1 / len(members)
     part = _parts(demands, members, budget, margin)[tenant]
-    for same, share in _by_priority(demands, mine, part, margin):
-        if same[-1] == mine[-1]:
-            rates = policy.allocate([demands[index] for index in same], share, effort * len(same) / len(mine))
-            return float(rates[-1])
+    for same, share in _by_priority(demands, members[tenant], part, margin):
+        if same[-1] == len(demands) - 1:
+            effort = len(same) / len(members[tenant]) / len(members)
+            return float(policy.allocate([demands[index] for index in same], share, effort)[-1])
     raise AssertionError("every demand has a priority")
 
 
 def _by_priority(
-    demands: Sequence[Demand], mine: Sequence[int], part: float, margin: float
+    demands: Sequence[Demand], indices: Sequence[int], part: float, margin: float
 ) -> list[tuple[list[int], float]]:
-    """Divide a tenant's part among its priorities: indices of demands, and what they have, the highest first.
+    """Divide a tenant's part among its priorities, the highest first: indices of demands, and their bytes per second.
 
-    What none wants goes to the highest: some policies use it.
+    Bandwidth that no priority needs goes to the highest: some policies use it.
     """
     groups: dict[int, list[int]] = {}
-    for index in mine:
+    for index in indices:
         groups.setdefault(demands[index].priority, []).append(index)
     order = [groups[priority] for priority in sorted(groups, reverse=True)]
-    shares, left = [], part
-    for at, same in enumerate(order):
-        wanted = sum(demands[index].zero_stall_rate + margin for index in same)
-        most = left if at == len(order) - 1 else left * (1 - _LOWER_SHARE)
-        shares.append(min(wanted, most))
-        left -= shares[-1]
-    shares[0] += left
-    return list(zip(order, shares, strict=True))
+    rates, rest = [], part
+    for same in order:
+        need = sum(demands[index].zero_stall_rate + margin for index in same)
+        limit = rest if same is order[-1] else rest * (1 - _LOWER_SHARE)
+        rates.append(min(need, limit))
+        rest -= rates[-1]
+    rates[0] += rest
+    return list(zip(order, rates, strict=True))
 
 
 def _by_tenant(demands: Sequence[Demand]) -> dict[str, list[int]]:
