@@ -15,6 +15,7 @@ import pytest
 
 from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import PeerLost
+from quire_tools.bench.engines import arrivals
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, kill_at_first_load, until
 
@@ -449,3 +450,14 @@ def test_engines_with_other_longest_sequences_share(
         _stored(first, WHOLE // BLOCK)
     with engine(tiny_model, engine_cluster.gateway_address, max_model_len=1536) as second:
         assert second.tokens(PROMPT) == (expected["prompt"], WHOLE)
+
+
+def test_requests_that_arrive_at_random_are_all_answered(tiny_model: Path) -> None:
+    """The load of `quire bench engines --arrivals`: the answers are those to the prompts one by one."""
+    _, (load,) = arrivals.loads([20.0], 6, 96, 32)
+    with engine(tiny_model) as alone:
+        served = arrivals.serve(alone, load)
+        assert [served.answers[f"20.0-{number}"] for number in range(6)] == [
+            alone.tokens(prompt)[0] for prompt in load.prompts
+        ]
+    assert len(served.first_s) == 6 and len(served.between_s) == 6 * 7 and served.took_s >= load.arrivals_s[-1]

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from quire.model.errors import InvalidRequest
-from quire_tools.bench.engines import serving
+from quire_tools.bench.engines import arrivals, serving
 from quire_tools.bench.engines.models import FAMILIES, make_model, settings_of
 from quire_tools.bench.engines.vllm import BLOCK, Engine, require_vllm, vllm_engine
 from quire_tools.bench.report import Report, Row, median, percentile
@@ -189,11 +189,20 @@ def command(
     trace: Annotated[
         Path | None, typer.Option(help="with --against: requests of this trace (Mooncake's format)")
     ] = None,
-    requests: Annotated[int, typer.Option(help="with --against: how many")] = 32,
+    requests: Annotated[int, typer.Option(help="with --against or --arrivals: how many")] = 32,
+    rates: Annotated[
+        str, typer.Option("--arrivals", help="requests per second that arrive at random, one or several rates")
+    ] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
     """Time to first token of a real vLLM: prefixes computed, in its own cache, and from Quire, also after a restart."""
+    if rates:
+        require_vllm()
+        numbers = [float(rate) for rate in rates.split(",")]
+        new = max(1, round(tokens * (1 - hit)))
+        arrivals.run(numbers, requests, tokens, new, model).show(json_file, plot)
+        return
     if against:
         require_vllm()
         asked = serving.from_trace(trace, requests, tokens) if trace else serving.conversations(requests, tokens)
