@@ -367,11 +367,8 @@ class Day:
         order: DeliveryOrder | None = None,
     ) -> str:
         order = order or rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
-        urgency = Urgency(
-            compute_window_us=rng.choice([0, 500, 3000]),
-            first_layer_us=rng.choice([0, 2000]),
-            priority=rng.randint(-1, 1),
-        )
+        window_us, first_us = rng.choice([0, 500, 3000]), rng.choice([0, 2000])
+        urgency = Urgency(compute_window_us=window_us, first_layer_us=first_us, priority=rng.randint(-1, 1))
         if rng.random() < 0.5:
             return await self._retrieve(client, prefix, rng, order, urgency, cancel=cancel)
         asked_s = self.loop.time()

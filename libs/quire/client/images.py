@@ -24,7 +24,7 @@ from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry, Re
 from quire.model.latents import LatentInfo, Values, decode_record, encode_record
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.telemetry import names, tracer
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.channels import call
 from quire.wire.v1 import images_pb2 as pb
 
@@ -109,7 +109,7 @@ class ImageClient:
                 provenance=attributes.provenance,
             )
             answer = await self._once(self._client.gateway.PutLatent, request)
-        return self._remember(convert.image_from(answer.entry))
+        return self._remember(convert_images.image_from(answer.entry))
 
     async def vaes(self) -> list[KnownVae]:
         """What the cluster's decoders decode with, by name."""
@@ -142,10 +142,10 @@ class ImageClient:
     async def etag(self, image_id: str, rendering: Rendering | None = None) -> tuple[ImageEntry, str]:
         """What is known of an image, and the ETag that it would have; nothing is decoded."""
         request = pb.GetImageRequest(
-            image_id=image_id, rendering=convert.rendering_to(rendering or Rendering()), if_none_match="*"
+            image_id=image_id, rendering=convert_images.rendering_to(rendering or Rendering()), if_none_match="*"
         )
         answer = await self._once(self._client.gateway.GetImage, request)
-        return convert.image_from(answer.entry), answer.etag
+        return convert_images.image_from(answer.entry), answer.etag
 
     async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
         """One try, with memory of its own."""
@@ -157,14 +157,14 @@ class ImageClient:
         ):
             request = pb.GetImageRequest(
                 image_id=image_id,
-                rendering=convert.rendering_to(wanted),
+                rendering=convert_images.rendering_to(wanted),
                 target=convert.target_to(buffer.target()),
                 if_none_match=if_none_match,
             )
             answer: Any = await self._once(self._client.gateway.GetImage, request)
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
-        found = self._remember(convert.image_from(answer.entry))
+        found = self._remember(convert_images.image_from(answer.entry))
         return Image(found, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
     async def get_record(self, image_id: str) -> bytes:
@@ -187,7 +187,7 @@ class ImageClient:
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
             answer = await self._once(self._client.gateway.GetLatent, request)
-            found = self._remember(convert.image_from(answer.entry))
+            found = self._remember(convert_images.image_from(answer.entry))
             if found.record_sha256 != entry.record_sha256:
                 raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
             assert buffer.view is not None, "host memory"
@@ -205,7 +205,7 @@ class ImageClient:
         answer = await call(
             self._client.gateway.HeadImage, pb.HeadImageRequest(image_id=image_id), timeout_s=self._client.timeout_s
         )
-        return self._remember(convert.image_from(answer.entry))
+        return self._remember(convert_images.image_from(answer.entry))
 
     async def delete(self, image_id: str) -> bool:
         """Whether there was one."""
@@ -219,7 +219,7 @@ class ImageClient:
             request = pb.ListImagesRequest(prefix=prefix, after=after, limit=_PAGE)
             page = await call(self._client.gateway.ListImages, request, timeout_s=self._client.timeout_s)
             for entry in page.entries:
-                yield convert.image_from(entry)
+                yield convert_images.image_from(entry)
             after = page.next_after
             if not after:
                 return

@@ -11,7 +11,6 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
-from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import NO_NAMESPACE, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -34,7 +33,7 @@ from quire.model.ranges import ChunkRange
 from quire.model.urgency import Urgency
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
-from quire.wire.v1 import gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1 import gateway_pb2, orchestrator_pb2, storage_pb2
 
 _DTYPES: Final = {
     pb.DTYPE_FP32: Dtype.FP32,
@@ -55,14 +54,6 @@ _ORDERS: Final = {
     pb.DELIVERY_ORDER_LAYERWISE: DeliveryOrder.LAYERWISE,
     pb.DELIVERY_ORDER_CHUNKWISE: DeliveryOrder.CHUNKWISE,
 }
-_FITS: Final = {images_pb2.FIT_CONTAIN: Fit.CONTAIN, images_pb2.FIT_COVER: Fit.COVER}
-_GRAVITIES: Final = {
-    images_pb2.GRAVITY_CENTER: Gravity.CENTER,
-    images_pb2.GRAVITY_NORTH: Gravity.NORTH,
-    images_pb2.GRAVITY_SOUTH: Gravity.SOUTH,
-    images_pb2.GRAVITY_WEST: Gravity.WEST,
-    images_pb2.GRAVITY_EAST: Gravity.EAST,
-}
 _DURABILITY: Final = {
     pb.DURABILITY_MEMORY: Durability.MEMORY,
     pb.DURABILITY_LOCAL: Durability.LOCAL,
@@ -80,7 +71,8 @@ Message = TypeVar("Message")
 Value = TypeVar("Value")
 
 
-def _inverse(table: dict[Message, Value], value: Value) -> Message:
+def inverse(table: dict[Message, Value], value: Value) -> Message:
+    """Return the message of a value."""
     return next(message for message, meaning in table.items() if meaning is value)
 
 
@@ -106,8 +98,8 @@ def layout_to(layout: KvLayout) -> pb.KvLayout:
         chunk_tokens=layout.chunk_tokens,
         kv_heads=layout.kv_heads,
         head_dim=layout.head_dim,
-        dtype=_inverse(_DTYPES, layout.dtype),
-        attention=_inverse(_ATTENTION, layout.attention),
+        dtype=inverse(_DTYPES, layout.dtype),
+        attention=inverse(_ATTENTION, layout.attention),
     )
 
 
@@ -151,7 +143,7 @@ def target_to(target: RdmaTarget) -> pb.RdmaTarget:
 
 
 def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
-    return _inverse(_ORDERS, order)
+    return inverse(_ORDERS, order)
 
 
 def descriptor_from(message: pb.Descriptor, keys: ChunkKeys | None = None) -> Descriptor:
@@ -344,7 +336,7 @@ def record_from(message: orchestrator_pb2.ChunkRecord, namespace: bytes = b"") -
 
 def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
     return gateway_pb2.CacheEvent(
-        kind=_inverse(_EVENT_KINDS, event.kind),
+        kind=inverse(_EVENT_KINDS, event.kind),
         holder=event.holder,
         chunk_keys=event.keys.packed,
         parent_keys=event.parents,
@@ -385,7 +377,7 @@ def durability_from(value: pb.Durability.ValueType) -> Durability:
 
 
 def durability_to(value: Durability) -> pb.Durability.ValueType:
-    return _inverse(_DURABILITY, value)
+    return inverse(_DURABILITY, value)
 
 
 def on_existing_from(value: pb.OnExisting.ValueType) -> OnExisting:
@@ -393,7 +385,7 @@ def on_existing_from(value: pb.OnExisting.ValueType) -> OnExisting:
 
 
 def on_existing_to(value: OnExisting) -> pb.OnExisting.ValueType:
-    return _inverse(_ON_EXISTING, value)
+    return inverse(_ON_EXISTING, value)
 
 
 def transfer_id_from(raw: bytes, field: str) -> bytes:
@@ -430,80 +422,4 @@ def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
         quiesced=outcome.quiesced,
         error_code=outcome.error_code,
         error_message=outcome.error_message,
-    )
-
-
-def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
-    """Raises `InvalidRequest`."""
-    return ImageEntry(
-        message.image_id,
-        message.record_sha256,
-        message.record_bytes,
-        message.latent_sha256,
-        message.weights_sha256,
-        message.height,
-        message.width,
-        message.created_ms,
-        message.expires_ms,
-        tuple(sorted(message.metadata.items())),
-        message.provenance,
-        message.record_name,
-    )
-
-
-def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
-    return images_pb2.ImageEntry(
-        image_id=entry.image_id,
-        record_sha256=entry.record_sha256,
-        record_bytes=entry.record_bytes,
-        latent_sha256=entry.latent_sha256,
-        weights_sha256=entry.weights_sha256,
-        height=entry.height,
-        width=entry.width,
-        created_ms=entry.created_ms,
-        expires_ms=entry.expires_ms,
-        metadata=dict(entry.metadata),
-        provenance=entry.provenance,
-        record_name=entry.record_name,
-    )
-
-
-def leased_record_from(message: images_pb2.LeasedRecord) -> LeasedRecord:
-    return LeasedRecord(message.lease, addresses_from(message.nodes))
-
-
-def leased_record_to(record: LeasedRecord) -> images_pb2.LeasedRecord:
-    return images_pb2.LeasedRecord(lease=record.lease, nodes=addresses_to(record.nodes, grpc=False))
-
-
-def expected_from(message: images_pb2.ExpectedImage) -> ExpectedImage:
-    return ExpectedImage(message.absent, message.record_sha256)
-
-
-def expected_to(expected: ExpectedImage) -> images_pb2.ExpectedImage:
-    return images_pb2.ExpectedImage(absent=expected.absent, record_sha256=expected.record_sha256)
-
-
-def rendering_from(message: images_pb2.Rendering) -> Rendering:
-    """Raises `InvalidRequest`."""
-    return Rendering(
-        message.format or "png",
-        message.quality,
-        message.width,
-        message.height,
-        _FITS.get(message.fit, Fit.CONTAIN),
-        _GRAVITIES.get(message.gravity, Gravity.CENTER),
-        message.enlarge,
-    )
-
-
-def rendering_to(rendering: Rendering) -> images_pb2.Rendering:
-    return images_pb2.Rendering(
-        format=rendering.format,
-        quality=rendering.quality,
-        width=rendering.width,
-        height=rendering.height,
-        fit=_inverse(_FITS, rendering.fit),
-        gravity=_inverse(_GRAVITIES, rendering.gravity),
-        enlarge=rendering.enlarge,
     )

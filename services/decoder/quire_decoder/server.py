@@ -15,7 +15,7 @@ from quire.client.remote_memory import RemoteMemory
 from quire.model.errors import Abandoned
 from quire.model.nodes import Node
 from quire.transport import OFF, data_plane
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
@@ -46,13 +46,13 @@ class DecoderServicer(DecoderServiceServicer):
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         if request.request_id in self._abandoned:
             raise Abandoned("the caller wants it no more")
-        entry, target = convert.image_from(request.entry), convert.target_from(request.target)
-        rendering = convert.rendering_from(request.rendering)
+        entry, target = convert_images.image_from(request.entry), convert.target_from(request.target)
+        rendering = convert_images.rendering_from(request.rendering)
         serving: Coroutine[Any, Any, Served | None]
         if request.cached_only:
             serving = self._decoder.serve_cached(entry, rendering, request.tenant)
         else:
-            record = convert.leased_record_from(request.record)
+            record = convert_images.leased_record_from(request.record)
             serving = self._decoder.serve(entry, rendering, request.owner_address, record, request.tenant)
         making = self._making[request.request_id] = asyncio.ensure_future(serving)
         try:
@@ -84,14 +84,14 @@ class DecoderServicer(DecoderServiceServicer):
         return pb.EncodeLatentResponse(record_bytes=len(made.record), psnr_db=made.psnr_db, error_max=made.error_max)
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
-        entry, target = convert.image_from(request.entry), convert.target_from(request.target)
+        entry, target = convert_images.image_from(request.entry), convert.target_from(request.target)
         kind, length = await self._decoder.read_cached(entry, target)
         return pb.ReadCachedResponse(length=length, kind=kind)
 
     async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
         record = (convert.target_from(request.record), request.record_length) if request.record_length else None
         image = (convert.target_from(request.image), request.image_length) if request.image_length else None
-        await self._decoder.write_back(convert.image_from(request.entry), record, image, stored=request.stored)
+        await self._decoder.write_back(convert_images.image_from(request.entry), record, image, stored=request.stored)
         return pb.WriteBackResponse()
 
 

@@ -10,7 +10,7 @@ from quire.model.hashing import tenant_name
 from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -238,23 +238,23 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return policies_to(await self._policies.all(self._quotas, len(self._cluster.storage_nodes())))
 
     async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
-        entry, expected = convert.image_from(request.entry), convert.expected_from(request.expected)
+        entry, expected = convert_images.image_from(request.entry), convert_images.expected_from(request.expected)
         replaced = await self._images.put(request.tenant, entry, expected, request.ttl_ms)
         return images_pb2.PutImageResponse(replaced=replaced)
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
         entry = await self._images.head(request.tenant, request.image_id)
-        return images_pb2.HeadImageResponse(entry=convert.image_to(entry))
+        return images_pb2.HeadImageResponse(entry=convert_images.image_to(entry))
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
         return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.tenant, request.image_id))
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
         entries, after = await self._images.list(request.tenant, request.prefix, request.after, request.limit)
-        return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries), next_after=after)
+        return images_pb2.ListImagesResponse(entries=map(convert_images.image_to, entries), next_after=after)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
-        entry = convert.image_from(request.entry)
+        entry = convert_images.image_from(request.entry)
         route = self._images.route(entry, request.failed)
         if route is None:
             return images_pb2.RouteImageResponse(build=self._images.build)

@@ -3,7 +3,7 @@
 An object is announced to the index before it is written, so that it is deleted if no entry ever lists it. Its name has
 the generation of the index entry under which it is written, and only that very entry lists it. No object is deleted
 while its key has an entry, so what is listed is there. Of a chunk of which an earlier life of this node wrote an
-object the index is asked first. Up to 64 chunks are announced, and listed, in one call; while one such batch waits for
+object the index is asked first. Up to 16 chunks are announced, and listed, in one call; while one such batch waits for
 the index, another one is written.
 """
 
@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 Reader = Callable[[bytes], Awaitable[tuple[Chunk, Bytes] | None]]
 Listing = tuple[ChunkRecord, int]
 """A chunk, and the generation of the index entry that is to list its object."""
-_TOGETHER: Final = 64
+_ASKED_TOGETHER, _WRITTEN_TOGETHER = 64, 16
 _BATCHES: Final = 2
 _WRITTEN_AT_ONCE: Final = 8
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
@@ -161,7 +161,7 @@ class WriteBehind:
 
     async def _write_some(self) -> bool:
         """Write a batch; whether any of it needs no more writing."""
-        batch = _pop(self._unsent)
+        batch = _pop(self._unsent, _WRITTEN_TOGETHER)
         self._sending.update(batch)
         done: set[bytes] = set()
         try:
@@ -177,7 +177,7 @@ class WriteBehind:
 
     async def _list_some(self) -> bool:
         """Objects that were written before: ask which are listed, and write the others."""
-        batch = _pop(self._unlisted)
+        batch = _pop(self._unlisted, _ASKED_TOGETHER)
         self._sending.update(batch)
         answered = False
         try:
@@ -269,6 +269,6 @@ class WriteBehind:
         return found[0].chunk.record, found[1]
 
 
-def _pop(queue: OrderedDict[bytes, int]) -> dict[bytes, int]:
+def _pop(queue: OrderedDict[bytes, int], limit: int) -> dict[bytes, int]:
     """Take the first batch out of a queue."""
-    return dict(queue.popitem(last=False) for _ in range(min(_TOGETHER, len(queue))))
+    return dict(queue.popitem(last=False) for _ in range(min(limit, len(queue))))

@@ -10,7 +10,7 @@ import pytest
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import Abandoned
 from quire.model.images import ImageEntry, Rendering
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.v1 import decoder_pb2 as pb
 from quire_decoder.server import DecoderServicer
 
@@ -27,8 +27,8 @@ class _Decoder:
 
 def _request(request_id: bytes) -> pb.DecodeRequest:
     return pb.DecodeRequest(
-        entry=convert.image_to(ImageEntry("cat", bytes(32), 9, bytes(32), "", 64, 64)),
-        rendering=convert.rendering_to(Rendering()),
+        entry=convert_images.image_to(ImageEntry("cat", bytes(32), 9, bytes(32), "", 64, 64)),
+        rendering=convert_images.rendering_to(Rendering()),
         target=convert.target_to(RdmaTarget(b"w", 4096, 1 << 20, b"k")),
         request_id=request_id,
     )

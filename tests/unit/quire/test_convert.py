@@ -36,7 +36,7 @@ from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.index_messages import held_from
 from quire.wire.policies import policies_from, policies_to, policy_from, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2
@@ -190,9 +190,13 @@ _PAIRS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
     "node": (_nodes, convert.node_to, convert.node_from),
     "event": (_events, convert.event_to, convert.event_from),
     "record": (_records, convert.record_to, convert.record_from),
-    "image": (_images, convert.image_to, convert.image_from),
-    "expected": (st.builds(ExpectedImage, st.booleans(), _digests), convert.expected_to, convert.expected_from),
-    "rendering": (_renderings, convert.rendering_to, convert.rendering_from),
+    "image": (_images, convert_images.image_to, convert_images.image_from),
+    "expected": (
+        st.builds(ExpectedImage, st.booleans(), _digests),
+        convert_images.expected_to,
+        convert_images.expected_from,
+    ),
+    "rendering": (_renderings, convert_images.rendering_to, convert_images.rendering_from),
     "durability": (st.sampled_from(Durability), convert.durability_to, convert.durability_from),
     "on_existing": (st.sampled_from(OnExisting), convert.on_existing_to, convert.on_existing_from),
 }
@@ -217,9 +221,9 @@ def test_a_value_survives(name: str) -> None:
 def test_clients_are_not_told_where_nodes_are_reached_by_grpc(address: NodeAddress, lease: bytes) -> None:
     assert convert.addresses_from(convert.addresses_to([address], grpc=True)) == (address,)
     shown = replace(address, grpc_address="")
-    assert convert.leased_record_from(convert.leased_record_to(LeasedRecord(lease, (address,)))) == LeasedRecord(
-        lease, (shown,)
-    )
+    assert convert_images.leased_record_from(
+        convert_images.leased_record_to(LeasedRecord(lease, (address,)))
+    ) == LeasedRecord(lease, (shown,))
 
 
 def test_policies_survive() -> None:
@@ -238,7 +242,7 @@ def test_a_namespace_without_shards_has_one() -> None:
 
 
 def test_defaults_of_a_rendering() -> None:
-    assert convert.rendering_from(images_pb2.Rendering()) == Rendering()
+    assert convert_images.rendering_from(images_pb2.Rendering()) == Rendering()
     assert convert.on_existing_from(common_pb2.ON_EXISTING_UNSPECIFIED) is OnExisting.SKIP
 
 

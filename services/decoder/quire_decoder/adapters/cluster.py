@@ -13,7 +13,7 @@ from quire.model.lease import Lease, LeaseSigner
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.transport import Transport
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.v1 import common_pb2, decoder_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
@@ -92,7 +92,7 @@ class GrpcOwners:
         self._channels = channels
 
     async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
-        request = decoder_pb2.ReadCachedRequest(entry=convert.image_to(entry), target=convert.target_to(target))
+        request = decoder_pb2.ReadCachedRequest(entry=convert_images.image_to(entry), target=convert.target_to(target))
         response = await call(self._stub(address).ReadCached, request, timeout_s=_TIMEOUT_S, again=False)
         return response.kind, response.length
 
@@ -104,7 +104,7 @@ class GrpcOwners:
         image: tuple[RdmaTarget, int] | None,
     ) -> None:
         request = decoder_pb2.WriteBackRequest(
-            entry=convert.image_to(entry),
+            entry=convert_images.image_to(entry),
             record=_target(record),
             record_length=record[1] if record else 0,
             image=_target(image),

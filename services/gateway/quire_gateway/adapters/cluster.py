@@ -19,7 +19,7 @@ from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.telemetry import logger
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
@@ -154,7 +154,9 @@ class GrpcRouter:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(entry=convert.image_to(entry), lease_ttl_ms=lease_ttl_ms, failed=failed)
+        request = images_pb2.RouteImageRequest(
+            entry=convert_images.image_to(entry), lease_ttl_ms=lease_ttl_ms, failed=failed
+        )
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             ticket=answer.ticket,
@@ -164,7 +166,7 @@ class GrpcRouter:
             owner_address=answer.owner_address,
             entry=entry,
             build=answer.build,
-            record=convert.leased_record_from(answer.record),
+            record=convert_images.leased_record_from(answer.record),
         )
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None:
@@ -193,13 +195,16 @@ class GrpcCatalogue:
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int) -> bool:
         request = images_pb2.PutImageRequest(
-            entry=convert.image_to(entry), tenant=tenant, expected=convert.expected_to(expected), ttl_ms=ttl_ms
+            entry=convert_images.image_to(entry),
+            tenant=tenant,
+            expected=convert_images.expected_to(expected),
+            ttl_ms=ttl_ms,
         )
         return bool((await call(self._stub.PutImage, request, timeout_s=self._timeout_s)).replaced)
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
         request = images_pb2.HeadImageRequest(image_id=image_id, tenant=tenant)
-        return convert.image_from((await call(self._stub.HeadImage, request, timeout_s=self._timeout_s)).entry)
+        return convert_images.image_from((await call(self._stub.HeadImage, request, timeout_s=self._timeout_s)).entry)
 
     async def delete(self, tenant: str, image_id: str) -> bool:
         request = images_pb2.DeleteImageRequest(image_id=image_id, tenant=tenant)
@@ -208,7 +213,7 @@ class GrpcCatalogue:
     async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         request = images_pb2.ListImagesRequest(prefix=prefix, after=after, limit=limit, tenant=tenant)
         page = await call(self._stub.ListImages, request, timeout_s=self._timeout_s)
-        return [convert.image_from(entry) for entry in page.entries], page.next_after
+        return [convert_images.image_from(entry) for entry in page.entries], page.next_after
 
 
 class GrpcChunkIndex:
@@ -252,8 +257,8 @@ class GrpcDecoders:
         request = decoder_pb2.DecodeRequest(
             tenant=tenant,
             request_id=os.urandom(16),
-            entry=convert.image_to(entry),
-            rendering=convert.rendering_to(rendering),
+            entry=convert_images.image_to(entry),
+            rendering=convert_images.rendering_to(rendering),
             target=convert.target_to(target),
             cached_only=True,
         )
@@ -263,11 +268,11 @@ class GrpcDecoders:
         request = decoder_pb2.DecodeRequest(
             tenant=tenant,
             request_id=os.urandom(16),
-            entry=convert.image_to(route.entry),
-            rendering=convert.rendering_to(rendering),
+            entry=convert_images.image_to(route.entry),
+            rendering=convert_images.rendering_to(rendering),
             target=convert.target_to(target),
             owner_address=route.owner_address if route.owner != route.runner else "",
-            record=convert.leased_record_to(route.record),
+            record=convert_images.leased_record_to(route.record),
         )
         return await self._ask(route.runner_address, request)
 
@@ -286,7 +291,7 @@ class GrpcDecoders:
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         request = decoder_pb2.WriteBackRequest(
-            entry=convert.image_to(entry), record=convert.target_to(source), record_length=length, stored=True
+            entry=convert_images.image_to(entry), record=convert.target_to(source), record_length=length, stored=True
         )
         await call(self._stub(address).WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
 

@@ -14,7 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
 from quire.model.outcome import NodeOutcome
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1 import images_pb2, orchestrator_pb2
@@ -138,7 +138,7 @@ class GatewayServicer(GatewayServiceServicer):
                 source,
                 request.record_bytes,
                 durability=convert.durability_from(request.durability),
-                expected=convert.expected_from(request.expected),
+                expected=convert_images.expected_from(request.expected),
                 attributes=ImageAttributes(request.ttl_ms, tuple(request.metadata.items()), request.provenance),
                 allow_unknown_vae=request.allow_unknown_vae,
             )
@@ -178,7 +178,7 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
         principal = await self._admission.caller(context)
-        rendering = convert.rendering_from(request.rendering)
+        rendering = convert_images.rendering_from(request.rendering)
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
         if target is not None:
             self._addresses.check(principal, target)
@@ -321,7 +321,7 @@ class GatewayServicer(GatewayServiceServicer):
 
 def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
     """An image's entry for a client: without the record's name in the chunk store."""
-    message = convert.image_to(entry)
+    message = convert_images.image_to(entry)
     message.ClearField("record_name")
     return message
 

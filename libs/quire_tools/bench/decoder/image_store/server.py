@@ -19,7 +19,7 @@ from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node
 from quire.transport import OFF, Transport, data_plane
-from quire.wire import convert
+from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call
 from quire.wire.credentials import Caller
 from quire.wire.v1 import decoder_pb2 as pb
@@ -55,8 +55,8 @@ class ImageStore(DecoderServiceServicer):
         self.requests = self.hits = 0
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
-        entry = convert.image_from(request.entry)
-        if convert.rendering_from(request.rendering) != Rendering("png"):
+        entry = convert_images.image_from(request.entry)
+        if convert_images.rendering_from(request.rendering) != Rendering("png"):
             raise NotImplementedHere("this store has PNGs, as they are", field="rendering")
         if request.cached_only:
             return pb.DecodeResponse()  # a look-up costs nothing here: `Decode` proper counts it
@@ -69,7 +69,7 @@ class ImageStore(DecoderServiceServicer):
             started = time.perf_counter()
             joined = key in self._fetching
             source = "joined" if joined else "miss"
-            image = await self._fetch(entry, convert.leased_record_from(request.record))
+            image = await self._fetch(entry, convert_images.leased_record_from(request.record))
             stages["fetch"] = int((time.perf_counter() - started) * 1e6)
         await self._remote_memory.push(image, convert.target_from(request.target))
         return pb.DecodeResponse(length=len(image), source=source, build="png", stages_us=stages)
@@ -115,7 +115,7 @@ async def put_png(client: QuireClient, orchestrator: tuple[str, Caller], name: s
     address, caller = orchestrator
     channels = ChannelPool(caller=caller)
     stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
-    request = images_pb2.PutImageRequest(entry=convert.image_to(entry))
+    request = images_pb2.PutImageRequest(entry=convert_images.image_to(entry))
     await call(stub.PutImage, request, timeout_s=client.timeout_s, again=False)
     await channels.close()
 
