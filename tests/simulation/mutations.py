@@ -119,7 +119,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a store that names a key twice is taken",
         (_any_keys, _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:")),
         found_by="names a key twice",
-        seed=8,
+        seed=9,
     ),
     "lost-objects": Mutation(
         3,
@@ -164,7 +164,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit_script(membership, "_RENEW", "if alive and not same then return 0 end", ""),),
         ("twin",),
         found_by="acknowledged",
-        seed=10,
+        seed=16,
     ),
     "hollow-leaves": Mutation(
         10,
@@ -215,7 +215,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("slow client",),
         reads_only=True,
         found_by="with nothing wrong but slow clients",
-        seed=9,
+        seed=11,
     ),
     "leaked-pins": Mutation(
         14,
@@ -226,7 +226,7 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
         ),
         found_by="names a key twice",
-        seed=2,
+        seed=3,
     ),
     "failures-kept": Mutation(
         0,
@@ -255,7 +255,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
         ("crash", "orchestrator", "answers", "redis"),
         found_by="kept for children that are not there",
-        seed=27,
+        seed=36,
     ),
     "drops-forgotten": Mutation(
         0,
@@ -333,7 +333,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a client that aborts a transfer is not told which nodes had been asked",
         (_edit(Session, "is_unwanted", "request in self._unwanted", "False"),),
         found_by="stays lent although all nodes are well",
-        seed=2,
+        seed=4,
     ),
     "groups-mixed": Mutation(
         0,
@@ -353,7 +353,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
-        seed=32,
+        seed=40,
     ),
     "errors-are-corruption": Mutation(
         0,
@@ -451,7 +451,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
         ("threads",),
         found_by="after it was returned",
-        seed=55,
+        seed=101,
     ),
     "announced-before-copied": Mutation(
         0,
