@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from quire.model.errors import InvalidRequest
+from quire.model.errors import InternalError, InvalidRequest
 from quire_tools.bench.engines.alternatives import Way, ways
 from quire_tools.bench.engines.models import make_model, settings_of
 from quire_tools.bench.engines.vllm import BLOCK, Engine
@@ -28,6 +28,7 @@ _TOKEN_BYTES: Final = 8 * 2 * 2 * 64 * 4
 _ANSWER: Final = 8
 _KEPT_LOCALLY: Final = 4
 _SETTLE_S: Final = 3.0
+_FORGET_S, _LOOK_S = 15.0, 0.1
 _NO_CACHE: Final = "vLLM alone"
 
 Prompt = list[int]
@@ -133,7 +134,7 @@ def run(rates: Sequence[float], count: int, tokens: int, turn: int, family: str)
             except Exception as error:  # of another cache: the others are measured all the same
                 if way in (_NO_CACHE, "Quire"):
                     raise
-                notes.append(f"{way} does not serve this model: {str(error).splitlines()[0][:120]}")
+                notes.append(f"{way} does not serve this model: {repr(error)[:120]}")
     report = _report(results, turns)
     report.notes += [
         *notes,
@@ -161,9 +162,19 @@ def _measure(
         with cache.start() as engine:
             engine.tokens(list(range(300, 300 + BLOCK)), 1)  # what an engine does once
             for load in turns:
-                engine.forget()
+                _forget(engine)
                 served.append(serve(engine, load))
         return served
+
+
+def _forget(engine: Engine) -> None:
+    """Empty vLLM's own cache, once no store of another cache holds its blocks any more."""
+    until_s = time.monotonic() + _FORGET_S
+    while engine.llm.reset_prefix_cache() is False:
+        if time.monotonic() > until_s:
+            raise InternalError("blocks of vLLM's cache are held by a store that does not end")
+        engine.tokens(list(range(2, 6)), 1)  # vLLM learns of ended stores with a step
+        time.sleep(_LOOK_S)
 
 
 def _report(results: dict[str, list[Served]], turns: Sequence[Load]) -> Report:
