@@ -1,8 +1,8 @@
 """`quire bench engines --arrivals`: an engine whose requests arrive at random, with each cache that a user may choose.
 
 An engine serves the beginnings of conversations, and ends; its cache stays, where there is one that can. A new engine
-serves the next turn of each conversation. Turns arrive as a Poisson process, at several rates (Tutti, Figure 8, in
-small); every cache gets the same turns at the same times.
+for each rate serves the next turn of each conversation. Turns arrive as a Poisson process (Tutti, Figure 8, in small);
+every cache gets the same turns at the same times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from quire.model.errors import InternalError, InvalidRequest
+from quire.model.errors import InvalidRequest
 from quire_tools.bench.engines.alternatives import Way, ways
 from quire_tools.bench.engines.models import make_model, settings_of
 from quire_tools.bench.engines.vllm import BLOCK, Engine
@@ -28,7 +28,6 @@ _TOKEN_BYTES: Final = 8 * 2 * 2 * 64 * 4
 _ANSWER: Final = 8
 _KEPT_LOCALLY: Final = 4
 _SETTLE_S: Final = 3.0
-_FORGET_S, _LOOK_S = 15.0, 0.1
 _NO_CACHE: Final = "vLLM alone"
 
 Prompt = list[int]
@@ -139,7 +138,7 @@ def run(rates: Sequence[float], count: int, tokens: int, turn: int, family: str)
     report.notes += [
         *notes,
         f"{count} conversations of {tokens} tokens, {turn} of them new, {_ANSWER} tokens an answer; family {family}",
-        f"vLLM's own cache has room for {_KEPT_LOCALLY} of them, and begins empty at each rate",
+        f"vLLM's own cache has room for {_KEPT_LOCALLY} of them; each rate has a new engine",
     ]
     return report
 
@@ -159,22 +158,11 @@ def _measure(
                 engine.tokens(beginning, 1)
             time.sleep(_SETTLE_S)  # for what is stored after the answers
         served = []
-        with cache.start() as engine:
-            engine.tokens(list(range(300, 300 + BLOCK)), 1)  # what an engine does once
-            for load in turns:
-                _forget(engine)
+        for load in turns:
+            with cache.start() as engine:
+                engine.tokens(list(range(300, 300 + BLOCK)), 1)  # what an engine does once
                 served.append(serve(engine, load))
         return served
-
-
-def _forget(engine: Engine) -> None:
-    """Empty vLLM's own cache, once no store of another cache holds its blocks any more."""
-    until_s = time.monotonic() + _FORGET_S
-    while engine.llm.reset_prefix_cache() is False:
-        if time.monotonic() > until_s:
-            raise InternalError("blocks of vLLM's cache are held by a store that does not end")
-        engine.tokens(list(range(2, 6)), 1)  # vLLM learns of ended stores with a step
-        time.sleep(_LOOK_S)
 
 
 def _report(results: dict[str, list[Served]], turns: Sequence[Load]) -> Report:
