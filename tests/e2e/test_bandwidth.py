@@ -78,11 +78,17 @@ async def _stored(client: QuireClient, chunks: int = CHUNKS, salt: bytes = b"") 
 
 
 async def _fetch(
-    client: QuireClient, found: Lookup, window_us: int = 0, order: DeliveryOrder = DeliveryOrder.LAYERWISE
+    client: QuireClient,
+    found: Lookup,
+    window_us: int = 0,
+    order: DeliveryOrder = DeliveryOrder.LAYERWISE,
+    priority: int = 0,
 ) -> tuple[FetchSummary, list[int]]:
     """The summary, and when each layer arrived."""
     buffer = client.allocate(LAYOUT.payload_bytes(len(found.keys)))
-    delivery = await client.fetch(found, buffer, order=order, urgency=Urgency(compute_window_us=window_us))
+    delivery = await client.fetch(
+        found, buffer, order=order, urgency=Urgency(compute_window_us=window_us, priority=priority)
+    )
     for layer in range(LAYOUT.num_layers):
         await delivery.layer(layer)
     summary = await delivery.summary()
@@ -216,6 +222,27 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, ope
     (rate,) = await _scheduled(flooded)
     assert rate >= 0.99 * RATE * 2 / 3
     assert tenant_name(b"honest") != tenant_name(b"flood")
+
+
+async def test_a_higher_priority_has_its_rate_first(client: QuireClient) -> None:
+    """One delivery of a tenant against three usual ones, for which a tenth is set aside."""
+    await _idle(client)
+    namespace = await _stored(client, CHUNKS, b"ranked")
+
+    async def ranked() -> list[FetchSummary]:
+        running = []
+        for _ in range(3):
+            found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+            running.append(asyncio.create_task(_fetch(client, found)))
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        summary, _ = await _fetch(client, found, priority=5)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return [summary]
+
+    (rate,) = await _scheduled(ranked)
+    assert 0.89 * RATE <= rate <= RATE
 
 
 async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> None:

@@ -171,7 +171,6 @@ _UNSHARED: Final = {
     "services/storage/quire_storage/integrity.py": "repairs, which no tenant asks for",
     "services/storage/quire_storage/replication.py": "copies between nodes",
     "services/storage/quire_storage/stores.py": "groups of one store",
-    "services/storage/quire_storage/write_behind.py": "writes of two batches, which are taken from one queue",
     "services/storage/quire_storage/adapters/gds.py": "counts finished reads",
     "services/gateway/quire_gateway/own_memory.py": "deletions of one request",
     "libs/quire_server/redis/connection.py": "connections to Redis, each held for one command",

@@ -342,8 +342,14 @@ class Delivery:
             trace.passed("write")
 
     def _due_s(self, layer: int) -> float:
-        """Return when the client needs this layer, by its urgency; 0 for at once."""
-        return self._started_s + self._urgency.needed_s(layer) if self._urgency.is_known else 0.0
+        """Return when the client needs this layer; 0 for at once.
+
+        Not later than a steady reading has it: of layers that are all needed at the end, each takes its time before.
+        """
+        if not self._urgency.is_known:
+            return 0.0
+        steady_s = (layer + 1) * self._urgency.layer_us(self._call.descriptor.num_layers) / 1e6
+        return self._started_s + min(self._urgency.needed_s(layer), steady_s)
 
     async def _admit(self, allowance: Allowance) -> None:
         with tracer().start_as_current_span(names.STORAGE_ADMIT):

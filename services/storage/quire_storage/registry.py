@@ -10,6 +10,7 @@ from typing import Final
 from quire.model.errors import QuireError
 from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
 from quire.telemetry import logger
+from quire_storage.joined_calls import JoinedCalls
 from quire_storage.ports import Clock, ClusterIndex, Listing
 
 _RETRY_S: Final = 0.002
@@ -28,6 +29,8 @@ class Registry:
         self._under_way = 0
         self._changed = asyncio.Condition()
         self._comparing = False
+        self._announcements: JoinedCalls[ChunkRecord, bool] = JoinedCalls(self._expect_objects)
+        self._listings = JoinedCalls(self._list_objects)
         self.epoch = ""
         """Name of the index that this node was compared with last."""
         self.changes = 0
@@ -182,22 +185,30 @@ class Registry:
 
     # ---- the object tier
 
-    async def list_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List the object tier for chunks, each under the index entry of its generation; which are listed now.
+    async def list_object(self, record: ChunkRecord, generation: int) -> bool:
+        """List the object tier for a chunk under the index entry of that generation; whether it is listed now.
 
-        Not those whose entry has ended. Raises what the index raises.
+        Not where that entry has ended. Raises what the index raises. Chunks that wait at the same time share a call.
         """
+        return await self._listings((record, generation)) is ObjectMark.LISTED
+
+    async def expect_object(self, record: ChunkRecord) -> bool:
+        """Announce an object that is about to be written: it is deleted if no entry lists it when its entry has ended.
+
+        False while objects of that key are being deleted. Raises what the index raises. Chunks that wait at the same
+        time share a call.
+        """
+        return await self._announcements(record)
+
+    async def _expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        return await self._index.expect_objects(records)
+
+    async def _list_objects(self, listings: Sequence[tuple[ChunkRecord, int]]) -> list[ObjectMark]:
+        records, generations = zip(*listings, strict=True)
         async with self._operation():
             marks = await self._index.add_objects(records, generations, reporter=self._node_id)
             self.changes += 1
-        return [mark is ObjectMark.LISTED for mark in marks]
-
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        """Announce objects that are about to be written: each is deleted if no entry lists it when its entry has ended.
-
-        False for keys whose objects are being deleted. Raises what the index raises.
-        """
-        return await self._index.expect_objects(records)
+        return marks
 
     async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[dict[bytes, int], bool]:
         """Return the generations of the entries that list the object tier, by key, and whether the index is complete.

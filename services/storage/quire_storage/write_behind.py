@@ -3,8 +3,7 @@
 An object is announced to the index before it is written, so that it is deleted if no entry ever lists it. Its name has
 the generation of the index entry under which it is written, and only that very entry lists it. No object is deleted
 while its key has an entry, so what is listed is there. Of a chunk of which an earlier life of this node wrote an
-object the index is asked first. Up to 16 chunks are announced, and listed, in one call; while one such batch waits for
-the index, another one is written.
+object the index is asked first. Chunks that wait for the index at the same time share its calls.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ from quire_storage.registry import Registry
 
 Bytes = npt.NDArray[np.uint8]
 Reader = Callable[[bytes], Awaitable[tuple[Chunk, Bytes] | None]]
-Listing = tuple[ChunkRecord, int]
-"""A chunk, and the generation of the index entry that is to list its object."""
-_ASKED_TOGETHER, _WRITTEN_TOGETHER = 64, 16
-_BATCHES: Final = 2
-_WRITTEN_AT_ONCE: Final = 8
+_AT_ONCE: Final = 8
+_LISTED_AT_ONCE: Final = 64
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
 _REBUILD_PAUSE_S: Final = 2.0
 
@@ -66,7 +62,6 @@ class WriteBehind:
         self._unsent: OrderedDict[bytes, int] = OrderedDict()
         self._unlisted: OrderedDict[bytes, int] = OrderedDict()
         self._sending: set[bytes] = set()
-        self._room = asyncio.Semaphore(_WRITTEN_AT_ONCE)
         self._there_is_work = asyncio.Event()
         self._changed = asyncio.Condition()
         self._failing = False
@@ -81,7 +76,7 @@ class WriteBehind:
     def start(self, chunks: Chunks, read: Reader) -> None:
         """`read` gives a chunk that is here with its verified bytes."""
         self._chunks, self._read = chunks, read
-        self._workers = [asyncio.create_task(self._work()) for _ in range(_BATCHES)]
+        self._workers = [asyncio.create_task(self._work()) for _ in range(_AT_ONCE)]
 
     async def close(self) -> None:
         await tasks.end([*self._workers, self._rebuilding])
@@ -150,7 +145,7 @@ class WriteBehind:
                 self._there_is_work.clear()
                 await self._there_is_work.wait()
             asks = self._unlisted and not self._rebuilding
-            succeeded = await (self._list_some() if asks else self._write_some())
+            succeeded = await (self._list_some() if asks else self._write_one())
             self._failing = not succeeded
             await self._tell()
             if succeeded:
@@ -159,31 +154,29 @@ class WriteBehind:
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
-    async def _write_some(self) -> bool:
-        """Write a batch; whether any of it needs no more writing."""
-        batch = _pop(self._unsent, _WRITTEN_TOGETHER)
-        self._sending.update(batch)
-        done: set[bytes] = set()
+    async def _write_one(self) -> bool:
+        key, size = self._unsent.popitem(last=False)
+        self._sending.add(key)
+        sent = False
         try:
-            await self._logged(self._send(list(batch), done))
+            sent = await self._logged(self._send(key))
         finally:
-            for key, size in batch.items():
-                self._sending.discard(key)
-                if key in done:
-                    self.lag_bytes -= size
-                else:
-                    self._unsent[key] = size  # behind the others: they may have more luck
-        return bool(done)
+            self._sending.discard(key)
+            if sent:
+                self.lag_bytes -= size
+            else:
+                self._unsent[key] = size  # behind the others: they may have more luck
+        return sent
 
     async def _list_some(self) -> bool:
         """Objects that were written before: ask which are listed, and write the others."""
-        batch = _pop(self._unlisted, _ASKED_TOGETHER)
-        self._sending.update(batch)
+        mine = dict(self._unlisted.popitem(last=False) for _ in range(min(_LISTED_AT_ONCE, len(self._unlisted))))
+        self._sending.update(mine)
         answered = False
         try:
-            answered = await self._logged(self._ask(list(batch)))
+            answered = await self._logged(self._ask(list(mine)))
         finally:
-            for key, size in batch.items():
+            for key, size in mine.items():
                 self._sending.discard(key)
                 if self._chunks.wants_object(key) and answered and not self._rebuilding:
                     self._write_later(key, size)
@@ -200,59 +193,41 @@ class WriteBehind:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _logged(self, work: Awaitable[object]) -> bool:
-        """Return whether it succeeded."""
+    async def _logged(self, sending: Awaitable[bool]) -> bool:
         try:
-            await work
+            return await sending
         except QuireError as error:
             logger().warning("the object tier takes no chunk", error=str(error), lag_bytes=self.lag_bytes)
-            return False
         except Exception as error:
             logger().error("a chunk could not be written to the object tier", exc_info=error)
+        return False
+
+    # ---- one chunk, or a few
+
+    async def _send(self, key: bytes) -> bool:
+        """Write one chunk and have it listed; True also where there is nothing to write any more."""
+        listing = self._wanted(key)
+        if listing is None:
+            return True
+        record, generation = listing
+        if not await self._registry.expect_object(record):
             return False
-        return True
+        chunk = await self._read(key)
+        if chunk is None or self._wanted(key) != listing:
+            return chunk is None
+        await self._objects.put(*chunk, generation)
+        if await self._registry.list_object(record, generation):
+            self._chunks.uploaded(chunk[0], generation)
+        return not self._chunks.wants_object(key)
 
-    # ---- a batch
-
-    async def _send(self, keys: Sequence[bytes], done: set[bytes]) -> None:
-        """Write chunks and have them listed. `done` gets the keys of those that need no more writing."""
-        listings = {key: listing for key in keys if (listing := self._wanted(key)) is not None}
-        done.update(key for key in keys if key not in listings)
-        if not listings:
-            return
-        marks = await self._registry.expect_objects([record for record, _ in listings.values()])
-        expected = [key for key, mark in zip(listings, marks, strict=True) if mark]
-        chunks = await asyncio.gather(*(self._put(key, listings[key], done) for key in expected))
-        written = [(chunk, *listings[key]) for key, chunk in zip(expected, chunks, strict=True) if chunk is not None]
-        if not written:
-            return
-        _, records, generations = zip(*written, strict=True)
-        marks = await self._registry.list_objects(records, generations)
-        for (chunk, record, generation), mark in zip(written, marks, strict=True):
-            if mark:
-                self._chunks.uploaded(chunk, generation)
-            if not self._chunks.wants_object(record.key):
-                done.add(record.key)
-
-    async def _put(self, key: bytes, listing: Listing, done: set[bytes]) -> Chunk | None:
-        """Write an announced chunk; None if it was not written. A chunk that has left this node is done."""
-        async with self._room:
-            chunk = await self._read(key)
-            if chunk is None:
-                done.add(key)
-            if chunk is None or self._wanted(key) != listing:
-                return None
-            written = await self._logged(self._objects.put(*chunk, listing[1]))
-            return chunk[0] if written else None
-
-    async def _ask(self, keys: Sequence[bytes]) -> None:
+    async def _ask(self, keys: Sequence[bytes]) -> bool:
         """Request from the index which chunks have a listed object.
 
         While it is being rebuilt, the request is repeated for the other chunks, whose objects it may list yet.
         """
         chunks = [chunk for key in keys if (chunk := self._wanted(key)) is not None]
         if not chunks:
-            return
+            return True
         listed, complete = await self._registry.object_generations([record for record, _ in chunks])
         for record, generation in chunks:
             here = self._chunks.listed(record.key)
@@ -260,15 +235,11 @@ class WriteBehind:
                 self._chunks.uploaded(here[0].chunk, generation)
         if not complete and self._rebuilding is None:
             self._rebuilding = asyncio.create_task(self._ask_again())
+        return True
 
-    def _wanted(self, key: bytes) -> Listing | None:
+    def _wanted(self, key: bytes) -> tuple[ChunkRecord, int] | None:
         """A chunk that is here, and the generation of its entry, which does not list the object tier yet."""
         found = self._chunks.listed(key)
         if found is None or not found[1] or not self._chunks.wants_object(key):
             return None
         return found[0].chunk.record, found[1]
-
-
-def _pop(queue: OrderedDict[bytes, int], limit: int) -> dict[bytes, int]:
-    """Take the first batch out of a queue."""
-    return dict(queue.popitem(last=False) for _ in range(min(limit, len(queue))))

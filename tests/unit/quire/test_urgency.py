@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.integrations.vllm.hints import priority_of
 from quire.model.errors import InvalidRequest
 from quire.model.urgency import Urgency
+from quire.wire import convert
+from quire.wire.v1 import gateway_pb2, storage_pb2
 
 _US = st.integers(0, 10_000_000)
 
@@ -44,3 +50,15 @@ def test_values_out_of_range_are_refused(field: str, value: int) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         Urgency(**{field: value})
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("message", [gateway_pb2.FetchRequest, gateway_pb2.RetrieveRequest, storage_pb2.DeliverRequest])
+def test_it_is_the_same_behind_the_wire(message: Any) -> None:
+    urgency = Urgency(compute_window_us=800, first_layer_us=2000, priority=-3)
+    sent = message(compute_window_us=800, first_layer_us=2000, priority=-3).SerializeToString()
+    assert convert.urgency_from(message.FromString(sent)) == urgency
+
+
+@pytest.mark.parametrize(("of_vllm", "priority"), [(0, 0), (3, -3), (-2, 2), (1 << 40, -10), (-11, 10)])
+def test_low_numbers_of_vllm_are_high_priorities(of_vllm: int, priority: int) -> None:
+    assert priority_of(SimpleNamespace(priority=of_vllm)) == priority

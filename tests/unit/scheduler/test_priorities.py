@@ -60,8 +60,9 @@ def test_the_higher_one_has_what_it_needs(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("lower_share", [0.1, 0.0])
-def test_the_lower_one_is_not_starved(policy: Policy, lower_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth is left by a higher one that could use all; without that rule, the fault put back, nothing is left."""
+def test_no_lower_one_is_starved(policy: Policy, lower_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth is set aside where the highest could use all; without that rule, the fault put back, nothing is left."""
     monkeypatch.setattr(tenants, "_LOWER_SHARE", lower_share)
-    rates = tenants.allocate(policy, _two(1, 0, None), 100e6, 0.0)
-    assert rates[0] == pytest.approx(lower_share * 100e6, abs=1) and rates[1] >= 0.9 * 100e6 - 1
+    demands = [Demand(str(level), 1_000_000, None, 8, priority=level) for level in range(-10, 11)]
+    rates = tenants.allocate(policy, demands, 1e9, 0.0)
+    assert rates[:-1] == pytest.approx([lower_share * 1e9 / 20] * 20, abs=1) and rates[-1] >= 0.9e9 - 1

@@ -301,6 +301,17 @@ def test_of_a_flow_the_higher_priority_comes_first() -> None:
     assert [queue.pop()[1] for _ in range(4)] == ["urgent", "usual", "usual too", "late"]
 
 
+def test_of_a_flow_the_item_that_has_waited_longest_has_a_tenth_of_the_turns() -> None:
+    queue = DeficitRoundRobin[str]()
+    queue.push("flow", 1.0, 10, "late", priority=-1)
+    turns = []
+    for _ in range(20):
+        queue.push("flow", 1.0, 10, "urgent", priority=5)
+        queue.push("flow", 1.0, 10, "urgent", priority=5)
+        turns.append(queue.pop()[1])
+    assert turns.index("late") == 9
+
+
 def test_a_flow_that_was_idle_saved_nothing_up() -> None:
     queue = DeficitRoundRobin[str]()
     for _ in range(10):

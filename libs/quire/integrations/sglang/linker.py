@@ -274,8 +274,8 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     @property
     def _urgency(self) -> Urgency:
-        on_gpu = self._kv.k_buffer[0].is_cuda
-        return Urgency(compute_window_us=0 if on_gpu else self.layer_done_counter.window_us)
+        measured = self._kv.k_buffer[0].device.type == "cpu"
+        return Urgency(compute_window_us=self.layer_done_counter.window_us if measured else 0)
 
     # ---- on the client's loop
 

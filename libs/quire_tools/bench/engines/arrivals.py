@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,10 +114,11 @@ def serve(engine: Engine, load: Load) -> Served:
 
 def run(rates: Sequence[float], count: int, tokens: int, turn: int, family: str) -> Report:
     """Measure all caches. Raises `InvalidRequest` where Quire's answers differ from those of vLLM alone."""
-    beginnings, turns = loads(rates, count, tokens, turn)
+    beginnings, turns = loads(sorted(rates), count, tokens, turn)
+    cache_bytes = max(48 << 20, _KEPT_LOCALLY * (tokens + BLOCK) * _TOKEN_BYTES)
     settings: dict[str, Any] = {
         "max_model_len": tokens + BLOCK,
-        "kv_cache_memory_bytes": max(48 << 20, _KEPT_LOCALLY * (tokens + BLOCK) * _TOKEN_BYTES),
+        "kv_cache_memory_bytes": cache_bytes,
         **settings_of(family),
     }
     room = 2 * (len(rates) + 1) * count * tokens * _TOKEN_BYTES + (64 << 20)
@@ -138,7 +140,7 @@ def run(rates: Sequence[float], count: int, tokens: int, turn: int, family: str)
     report.notes += [
         *notes,
         f"{count} conversations of {tokens} tokens, {turn} of them new, {_ANSWER} tokens an answer; family {family}",
-        f"vLLM's own cache has room for {_KEPT_LOCALLY} of them; each rate has a new engine",
+        f"vLLM's own cache has {cache_bytes >> 20} MiB; each rate has a new engine",
     ]
     return report
 
@@ -189,13 +191,12 @@ def _report(results: dict[str, list[Served]], turns: Sequence[Load]) -> Report:
 
 
 def _bounds(results: dict[str, list[Served]], turns: Sequence[Load]) -> list[str]:
-    """Describe which rates each cache serves within twice the time to first token of vLLM alone at the lowest rate."""
+    """Describe up to which rate caches serve within twice the time to first token of vLLM alone at the lowest one."""
     bound_s = 2 * float(np.median(results[_NO_CACHE][0].first_s))
     notes = []
     for way, served in results.items():
-        within = [
-            load.rate for load, result in zip(turns, served, strict=True) if percentile(result.first_s, 0.9) <= bound_s
-        ]
-        text = f"{max(within):g} requests per s" if within else "no rate that was tried"
+        tails_s = [percentile(result.first_s, 0.9) for result in served]
+        within = list(takewhile(lambda tail_s: tail_s <= bound_s, tails_s))
+        text = f"{turns[len(within) - 1].rate:g} requests per s" if within else "no rate that was tried"
         notes.append(f"{way}: {text} with nine of ten first tokens within {bound_s * 1e3:.0f} ms")
     return notes

@@ -3,7 +3,8 @@
 The budget is divided among the tenants with demands by weighted max-min fairness (water filling): none gets more
 than it can use before all others have their shares, and what one does not need goes to the others by weight. A tenant's
 demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. A tenant's part
-goes to its priorities, the highest first: each takes what it wants, and leaves a tenth for those below. The policy
+goes to its priorities, the highest first. A tenth is set aside for all that are not the highest, by the number of their
+requests, so that none of them stands still. The policy
 divides what a priority has among its requests.
 """
 
@@ -56,12 +57,15 @@ def _by_priority(
     for index in indices:
         groups.setdefault(demands[index].priority, []).append(index)
     order = [groups[priority] for priority in sorted(groups, reverse=True)]
-    rates, rest = [], part
-    for same in order:
-        need = sum(demands[index].zero_stall_rate + margin for index in same)
-        limit = rest if same is order[-1] else rest * (1 - _LOWER_SHARE)
-        rates.append(min(need, limit))
-        rest -= rates[-1]
+    needs = [sum(demands[index].zero_stall_rate + margin for index in same) for same in order]
+    share = _LOWER_SHARE * part / max(1, len(indices) - len(order[0]))
+    rates = [min(need, share * len(same)) for need, same in zip(needs, order, strict=True)]
+    rates[0] = 0.0
+    rest = part - sum(rates)
+    for at, need in enumerate(needs):
+        more = min(need - rates[at], rest)
+        rates[at] += more
+        rest -= more
     rates[0] += rest
     return list(zip(order, rates, strict=True))
 

@@ -6,56 +6,86 @@ Shreedhar and Varghese, 1995; ObjectCache dispatches layer payloads by it (Table
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
 Item = TypeVar("Item")
+_OLDEST_EVERY: Final = 10
+
+
+@dataclass(slots=True)
+class _Flow(Generic[Item]):
+    """Items of one flow by priority, and behind others of the same priority: (-priority, number, size, item)."""
+
+    weight: float = 1.0
+    deficit: float = 0.0
+    popped: int = 0
+    items: list[tuple[int, int, int, Item]] = field(default_factory=list)
+
+    @property
+    def head(self) -> int:
+        """Return where the next item is."""
+        if self.popped % _OLDEST_EVERY < _OLDEST_EVERY - 1:
+            return 0
+        return min(range(len(self.items)), key=lambda at: self.items[at][1])
+
+    @property
+    def size(self) -> int:
+        """Return the size of the next item."""
+        return self.items[self.head][2]
+
+    @property
+    def rounds(self) -> float:
+        """Return how much of a round the next item lacks."""
+        return (self.size - self.deficit) / self.weight
 
 
 class DeficitRoundRobin(Generic[Item]):
-    """Queues of flows. A flow with weight w gets w/Σw of what is taken out while it has something queued."""
+    """Queues of flows. A flow with weight w gets w/Σw of what is taken out while it has something queued.
+
+    Within a flow a higher priority is taken out first; every tenth time it is the item that has waited longest.
+    """
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, list[tuple[int, int, Item]]] = OrderedDict()
-        self._weights: dict[str, float] = {}
-        self._deficits: dict[str, float] = {}
+        self._flows: OrderedDict[str, _Flow[Item]] = OrderedDict()
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(len(flow.items) for flow in self._flows.values())
 
     def push(self, flow: str, weight: float, size: int, item: Item, *, priority: int = 0) -> None:
         """Queue `item` behind those of its flow with the same priority, or a higher one.
 
         The flow's weight is the latest one given, and positive.
         """
-        bisect.insort(self._queues.setdefault(flow, []), (-priority, size, item), key=lambda queued: queued[0])
-        self._weights[flow] = weight
-        self._deficits.setdefault(flow, 0.0)
+        queue = self._flows.setdefault(flow, _Flow())
+        queue.weight = weight
+        bisect.insort(queue.items, (-priority, next(self._numbers), size, item), key=lambda queued: queued[:2])
 
     def pop(self) -> tuple[int, Item]:
         """The next item and its size. Raises `IndexError` when nothing is queued."""
-        if not self._queues:
+        if not self._flows:
             raise IndexError("nothing is queued")
         self._turn()
-        flow, queue = next(iter(self._queues.items()))
-        _, size, item = queue.pop(0)
-        self._deficits[flow] -= size
-        if not queue:
-            # A flow that has nothing to send saves nothing up.
-            del self._queues[flow], self._weights[flow], self._deficits[flow]
+        name, flow = next(iter(self._flows.items()))
+        *_, size, item = flow.items.pop(flow.head)
+        flow.popped += 1
+        flow.deficit -= size
+        if not flow.items:
+            del self._flows[name]  # a flow that has nothing to send saves nothing up
         return size, item
 
     def _turn(self) -> None:
         """Bring a flow whose deficit covers its head to the front, giving out as much of a round as that takes."""
-        for flow, queue in self._queues.items():
-            if self._deficits[flow] >= queue[0][1]:
-                self._queues.move_to_end(flow, last=False)
+        for name, flow in self._flows.items():
+            if flow.deficit >= flow.size:
+                self._flows.move_to_end(name, last=False)
                 return
-        rounds = {
-            flow: (queue[0][1] - self._deficits[flow]) / self._weights[flow] for flow, queue in self._queues.items()
-        }
-        first = min(rounds, key=lambda flow: rounds[flow])
-        for flow in self._queues:
-            self._deficits[flow] += rounds[first] * self._weights[flow]
-        self._deficits[first] = float(self._queues[first][0][1])  # whatever rounding says
-        self._queues.move_to_end(first, last=False)
+        first = min(self._flows, key=lambda name: self._flows[name].rounds)
+        rounds = self._flows[first].rounds
+        for flow in self._flows.values():
+            flow.deficit += rounds * flow.weight
+        self._flows[first].deficit = float(self._flows[first].size)  # whatever rounding says
+        self._flows.move_to_end(first, last=False)
