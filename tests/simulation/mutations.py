@@ -134,7 +134,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=59,
+        seed=64,
     ),
     "unnamed-objects": Mutation(
         0,
@@ -164,7 +164,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit_script(membership, "_RENEW", "if alive and not same then return 0 end", ""),),
         ("twin",),
         found_by="acknowledged",
-        seed=16,
+        seed=19,
     ),
     "hollow-leaves": Mutation(
         10,
@@ -255,7 +255,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
         ("crash", "orchestrator", "answers", "redis"),
         found_by="kept for children that are not there",
-        seed=36,
+        seed=38,
     ),
     "drops-forgotten": Mutation(
         0,
@@ -319,14 +319,14 @@ MUTATIONS: dict[str, Mutation] = {
         "a store that is to be compared is taken where the object tier alone has the chunk",
         (_edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
         found_by="are others than before",
-        seed=45,
+        seed=64,
     ),
     "unstopped-nodes": Mutation(
         0,
         "a node is not asked to stop a transfer that its client has aborted before it began there",
         (_edit(Gateway, "_stop", "await self._nodes.stop(", "await _no_stop("),),
         found_by="stays lent although all nodes are well",
-        seed=4,
+        seed=7,
     ),
     "stops-unanswered": Mutation(
         0,
@@ -346,6 +346,7 @@ MUTATIONS: dict[str, Mutation] = {
         "an S3 object is put whatever has come since its condition was looked at",
         (_edit(ObjectBackend, "_commit", "entry, expected,", "entry, '',"),),
         found_by="no order of the requests",
+        seed=2,
     ),
     "unheard-is-undone": Mutation(
         0,
@@ -353,7 +354,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
-        seed=40,
+        seed=41,
     ),
     "errors-are-corruption": Mutation(
         0,
@@ -451,7 +452,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
         ("threads",),
         found_by="after it was returned",
-        seed=101,
+        seed=112,
     ),
     "announced-before-copied": Mutation(
         0,

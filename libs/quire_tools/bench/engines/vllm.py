@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,6 +113,7 @@ def vllm_engine(
 def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
     """With a `KVTransferConfig` of any kind, or None."""
     from vllm import LLM
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     _hide_llvmlite()
@@ -128,7 +129,13 @@ def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
         "kv_cache_memory_bytes": 64 << 20,
         "kv_transfer_config": transfer,
     }
-    made = Engine(LLM(model=str(model), **(arguments | settings)))
+    try:
+        made = Engine(LLM(model=str(model), **(arguments | settings)))
+    except BaseException:  # a connector that refuses the model is not the next engine's
+        with suppress(Exception):
+            ensure_kv_transfer_shutdown()
+        cleanup_dist_env_and_memory()
+        raise
     try:
         yield made
     finally:
