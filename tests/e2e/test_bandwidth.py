@@ -225,7 +225,7 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, ope
 
 
 async def test_a_higher_priority_has_its_rate_first(client: QuireClient) -> None:
-    """One delivery of a tenant against three usual ones, for which a tenth is set aside."""
+    """Three usual deliveries of the same tenant share the tenth that is set aside."""
     await _idle(client)
     namespace = await _stored(client, CHUNKS, b"ranked")
 

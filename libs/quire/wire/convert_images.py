@@ -19,7 +19,7 @@ _GRAVITIES: Final = {
 
 
 def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
-    """Raises `InvalidRequest`."""
+    """Read the entry of an image. Raises `InvalidRequest`."""
     return ImageEntry(
         message.image_id,
         message.record_sha256,
@@ -70,7 +70,7 @@ def expected_to(expected: ExpectedImage) -> images_pb2.ExpectedImage:
 
 
 def rendering_from(message: images_pb2.Rendering) -> Rendering:
-    """Raises `InvalidRequest`."""
+    """Read how an image is to be rendered. Raises `InvalidRequest`."""
     return Rendering(
         message.format or "png",
         message.quality,

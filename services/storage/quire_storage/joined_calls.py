@@ -1,4 +1,4 @@
-"""One call for many callers: those that come while a call is under way share the next one."""
+"""One call for many callers: callers that come while a call runs share the next call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ITEMS_MAX: Final = 64
 
 
 class JoinedCalls(Generic[Item, Answer]):
-    """Joins calls for an item each into calls for several, without a delay for a caller that is alone.
+    """Joins calls for an item each into calls for several, without a delay for a single caller.
 
     Args:
         call: Takes up to 64 items and returns an answer for each. What it raises, each of its callers gets.

@@ -75,7 +75,7 @@ async def test_a_caller_that_gives_up_costs_the_others_nothing() -> None:
 
 
 async def test_a_call_that_nobody_waits_for_is_cancelled() -> None:
-    """Also where somebody comes at that moment."""
+    """A caller who comes during the cancellation gets a call of its own."""
     server = _Server()
     joined = JoinedCalls(server.double)
     calls = [asyncio.ensure_future(joined(item)) for item in range(3)]

@@ -146,7 +146,7 @@ async def test_chunks_that_wait_together_are_announced_together() -> None:
 
 
 async def test_one_chunk_that_cannot_be_read_or_hangs_stops_none_of_the_others() -> None:
-    """They are listed, and a store that waits for one of them is acknowledged."""
+    """The other chunks are listed, and a store that waits for one of these is acknowledged."""
     behind, node, tier, index, _ = _parts(written=False)
     unreadable, slow, *others = node.chunks
     read, put = node.read, tier.put

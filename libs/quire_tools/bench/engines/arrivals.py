@@ -86,17 +86,17 @@ def serve(engine: Engine, load: Load) -> Served:
 
     core, served = engine.llm.llm_engine, Served()
     greedy = SamplingParams(temperature=0, max_tokens=_ANSWER, ignore_eos=True)
-    waiting = list(enumerate(zip(load.arrivals_s, load.prompts, strict=True)))
+    requests = list(enumerate(zip(load.arrivals_s, load.prompts, strict=True)))
     last_s: dict[str, float] = {}
     started_s = time.perf_counter()
-    while waiting or core.has_unfinished_requests():
+    while requests or core.has_unfinished_requests():
         now_s = time.perf_counter() - started_s
-        while waiting and waiting[0][1][0] <= now_s:
-            number, (arrival_s, prompt) = waiting.pop(0)
+        while requests and requests[0][1][0] <= now_s:
+            number, (arrival_s, prompt) = requests.pop(0)
             core.add_request(f"{load.rate}-{number}", {"prompt_token_ids": prompt}, greedy)
             last_s[f"{load.rate}-{number}"] = arrival_s
         if not core.has_unfinished_requests():
-            time.sleep(max(0.0, waiting[0][1][0] - now_s))
+            time.sleep(max(0.0, requests[0][1][0] - now_s))
             continue
         outputs = core.step()
         now_s = time.perf_counter() - started_s
@@ -175,7 +175,7 @@ def _report(results: dict[str, list[Served]], turns: Sequence[Load]) -> Report:
             result, alone = served[at], results[_NO_CACHE][at]
             if way == "Quire" and result.answers != alone.answers:
                 raise InvalidRequest(f"{way}: other tokens than vLLM computes alone", field="engine")
-            best = min(float(np.mean(each[at].first_s)) for other, each in results.items() if other != way)
+            best = min(float(np.mean(runs[at].first_s)) for name, runs in results.items() if name != way)
             mean = float(np.mean(result.first_s))
             measured = {
                 "hit tokens, %": 100 * result.cached / sum(map(len, load.prompts)),

@@ -63,9 +63,9 @@ def _by_priority(
     rates[0] = 0.0
     rest = part - sum(rates)
     for at, need in enumerate(needs):
-        more = min(need - rates[at], rest)
-        rates[at] += more
-        rest -= more
+        increase = min(need - rates[at], rest)
+        rates[at] += increase
+        rest -= increase
     rates[0] += rest
     return list(zip(order, rates, strict=True))
 

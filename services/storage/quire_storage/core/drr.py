@@ -43,7 +43,7 @@ class _Flow(Generic[Item]):
 
 
 class DeficitRoundRobin(Generic[Item]):
-    """Queues of flows. A flow with weight w gets w/Σw of what is taken out while it has something queued.
+    """Queues of flows. A flow with weight w gets w/Σw of the bytes while it has items queued.
 
     Within a flow a higher priority is taken out first; every tenth time it is the item that has waited longest.
     """
