@@ -4,8 +4,7 @@ The budget is divided among the tenants with demands by weighted max-min fairnes
 than it can use before all others have their shares, and what one does not need goes to the others by weight. A tenant's
 demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. A tenant's part
 goes to its priorities, the highest first. A tenth is set aside for all that are not the highest, by the number of their
-requests, so that none of them stands still. The policy
-divides what a priority has among its requests.
+requests, so that none of them stands still. The policy divides the bandwidth of a priority among its requests.
 """
 
 from __future__ import annotations
