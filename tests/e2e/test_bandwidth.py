@@ -232,10 +232,10 @@ async def test_a_higher_priority_has_its_rate_first(client: QuireClient) -> None
     async def ranked() -> list[FetchSummary]:
         running = []
         for _ in range(3):
-            found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
-            running.append(asyncio.create_task(_fetch(client, found)))
-        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
-        summary, _ = await _fetch(client, found, priority=5)
+            lookup = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+            running.append(asyncio.create_task(_fetch(client, lookup)))
+        lookup = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        summary, _ = await _fetch(client, lookup, priority=5)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -164,8 +164,8 @@ class ImageClient:
             answer: Any = await self._once(self._client.gateway.GetImage, request)
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
-        found = self._remember(convert_images.image_from(answer.entry))
-        return Image(found, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
+        entry = self._remember(convert_images.image_from(answer.entry))
+        return Image(entry, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
     async def get_record(self, image_id: str) -> bytes:
         """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
@@ -187,11 +187,11 @@ class ImageClient:
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
             answer = await self._once(self._client.gateway.GetLatent, request)
-            found = self._remember(convert_images.image_from(answer.entry))
-            if found.record_sha256 != entry.record_sha256:
+            current = self._remember(convert_images.image_from(answer.entry))
+            if current.record_sha256 != entry.record_sha256:
                 raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
             assert buffer.view is not None, "host memory"
-            record = buffer.view[: found.record_bytes].tobytes()
+            record = buffer.view[: current.record_bytes].tobytes()
         await asyncio.to_thread(check_record, record, entry)
         return record
 

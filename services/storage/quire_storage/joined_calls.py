@@ -1,4 +1,4 @@
-"""One call for many callers: callers that come while a call runs share the next call."""
+"""Joint calls: callers who wait while a call runs share the next call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JoinedCalls(Generic[Item, Answer]):
     """Joins calls for an item each into calls for several, without a delay for a single caller.
 
     Args:
-        call: Takes up to 64 items and returns an answer for each. What it raises, each of its callers gets.
+        call: Takes up to 64 items and returns an answer for each. Each caller of a call that fails gets its error.
     """
 
     def __init__(self, call: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:

@@ -37,10 +37,10 @@ async def _turns(count: int = 5) -> None:
 
 async def test_callers_share_the_call_behind_the_one_that_runs() -> None:
     server = _Server()
-    joined = JoinedCalls(server.double)
-    calls = [asyncio.ensure_future(joined(1))]
+    double = JoinedCalls(server.double)
+    calls = [asyncio.ensure_future(double(1))]
     await _turns()
-    calls += [asyncio.ensure_future(joined(item)) for item in range(2, 102)]
+    calls += [asyncio.ensure_future(double(item)) for item in range(2, 102)]
     await _turns()
     server.free.set()
     async with asyncio.timeout(5):
@@ -50,10 +50,10 @@ async def test_callers_share_the_call_behind_the_one_that_runs() -> None:
 
 async def test_an_error_is_that_of_its_call_alone() -> None:
     server = _Server()
-    joined = JoinedCalls(server.double)
-    bad = [asyncio.ensure_future(joined(item)) for item in (-1, 1)]
+    double = JoinedCalls(server.double)
+    bad = [asyncio.ensure_future(double(item)) for item in (-1, 1)]
     await _turns()
-    good = asyncio.ensure_future(joined(2))
+    good = asyncio.ensure_future(double(2))
     await _turns()
     server.free.set()
     async with asyncio.timeout(5):
@@ -64,8 +64,8 @@ async def test_an_error_is_that_of_its_call_alone() -> None:
 
 async def test_a_caller_that_gives_up_costs_the_others_nothing() -> None:
     server = _Server()
-    joined = JoinedCalls(server.double)
-    calls = [asyncio.ensure_future(joined(item)) for item in range(3)]
+    double = JoinedCalls(server.double)
+    calls = [asyncio.ensure_future(double(item)) for item in range(3)]
     await _turns()
     calls[0].cancel()
     server.free.set()
@@ -77,13 +77,13 @@ async def test_a_caller_that_gives_up_costs_the_others_nothing() -> None:
 async def test_a_call_that_nobody_waits_for_is_cancelled() -> None:
     """A caller who comes during the cancellation gets a call of its own."""
     server = _Server()
-    joined = JoinedCalls(server.double)
-    calls = [asyncio.ensure_future(joined(item)) for item in range(3)]
+    double = JoinedCalls(server.double)
+    calls = [asyncio.ensure_future(double(item)) for item in range(3)]
     await _turns()
     for call in calls:
         call.cancel()
     await asyncio.sleep(0)
-    late = asyncio.ensure_future(joined(7))
+    late = asyncio.ensure_future(double(7))
     await _turns()
     assert server.cancelled == 1
     server.free.set()

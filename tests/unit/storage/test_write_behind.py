@@ -137,18 +137,18 @@ async def test_an_object_is_announced_before_it_is_written_and_listed_afterwards
 
 
 async def test_chunks_that_wait_together_are_announced_together() -> None:
-    behind, node, tier, index, clock = _parts(written=False)
+    writer, node, tier, index, clock = _parts(written=False)
     for key in node.chunks:
-        behind.enqueue(key, 4096, written=False)
+        writer.enqueue(key, 4096, written=False)
     await _until_sent(node, clock, set(node.chunks))
-    assert index.calls.count("expect") == 1 and tier.keys == set(node.chunks) and not behind.lag_bytes
-    await behind.close()
+    assert index.calls.count("expect") == 1 and tier.keys == set(node.chunks) and not writer.lag_bytes
+    await writer.close()
 
 
 async def test_one_chunk_that_cannot_be_read_or_hangs_stops_none_of_the_others() -> None:
     """The other chunks are listed, and a store that waits for one of these is acknowledged."""
-    behind, node, tier, index, _ = _parts(written=False)
-    unreadable, slow, *others = node.chunks
+    writer, node, tier, index, _ = _parts(written=False)
+    unreadable, slow, *rest = node.chunks
     read, put = node.read, tier.put
 
     async def fail_once(key: bytes) -> tuple[Chunk, npt.NDArray[np.uint8]]:
@@ -159,12 +159,12 @@ async def test_one_chunk_that_cannot_be_read_or_hangs_stops_none_of_the_others()
     async def hang(name: ObjectName, data: bytes) -> None:
         await (asyncio.Event().wait() if name[0] == slow else put(name, data))
 
-    node.read, tier.put, behind._read = fail_once, hang, fail_once  # type: ignore[method-assign]
+    node.read, tier.put, writer._read = fail_once, hang, fail_once  # type: ignore[method-assign]
     for key in node.chunks:
-        behind.enqueue(key, 4096, written=False)
-    await behind.settle(others)
-    assert index.listed == set(others) and behind.lag_bytes == 2 * 4096
-    await behind.close()
+        writer.enqueue(key, 4096, written=False)
+    await writer.settle(rest)
+    assert index.listed == set(rest) and writer.lag_bytes == 2 * 4096
+    await writer.close()
 
 
 @pytest.mark.parametrize("there", [True, False])

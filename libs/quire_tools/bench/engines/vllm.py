@@ -130,17 +130,17 @@ def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
         "kv_transfer_config": transfer,
     }
     try:
-        made = Engine(LLM(model=str(model), **(arguments | settings)))
+        engine = Engine(LLM(model=str(model), **(arguments | settings)))
     except BaseException:  # a connector that refuses the model is not the next engine's
         with suppress(Exception):
             ensure_kv_transfer_shutdown()
         cleanup_dist_env_and_memory()
         raise
     try:
-        yield made
+        yield engine
     finally:
-        made.llm.llm_engine.engine_core.shutdown()
-        del made.llm
+        engine.llm.llm_engine.engine_core.shutdown()
+        del engine.llm
         cleanup_dist_env_and_memory()
 
 
