@@ -303,18 +303,20 @@ class _Session:
         until_s, tries = loop.time(), 0
         while True:
             self._wanted.clear()
+            cancelled = False
             try:
                 await self._follow()
                 error, tries = _error(grpc.StatusCode.UNAVAILABLE, "the gateway ended the session"), 0
             except AioRpcError as failure:
-                error = _as_broken(failure)
+                error, cancelled = _as_broken(failure), failure.code() is grpc.StatusCode.CANCELLED
             if self._stream is not None:  # it was open until now
-                self._stream, tries = None, 0
+                self._stream, tries, cancelled = None, 0, False
                 until_s = loop.time() + self._grace_s
             tries += 1
             if self._leaving or self._closing or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 break
-            leaves = said(error) == NodeUnavailable.code()
+            # A gRPC server that stops cancels a stream that it has not taken up yet: nothing was sent on that.
+            leaves = cancelled or said(error) == NodeUnavailable.code()
             if leaves and tries < _LEAVING_TRIES:
                 await asyncio.sleep(_RETRY_S)  # the channel will find another one in a moment
             elif tries < _TRIES and self._token:

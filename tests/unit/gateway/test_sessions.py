@@ -271,6 +271,30 @@ async def test_a_gateway_that_starts_again_knows_no_session() -> None:
         assert second.asked == [2]
 
 
+class _Stopping(SessionGateway):
+    """Ends the first session before it is open, as a gRPC server does that stops at that moment."""
+
+    opened = 0
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[pb.SessionResponse]:
+        self.opened += 1
+        if self.opened == 1:
+            context.set_code(grpc.StatusCode.CANCELLED)
+            return
+        async for response in super().Session(requests, context):
+            yield response
+
+
+async def test_a_session_that_a_stopping_gateway_cancels_is_opened_again() -> None:
+    """None of its requests has been sent: a fetch is asked of the next gateway, and is not lost."""
+    gateway = _Stopping()
+    gateway.gate.release()
+    gateway.gate.release()
+    async with serving(gateway) as port, session_client(port) as stub, asyncio.timeout(10):
+        events = [event async for event in stream(stub.Fetch, pb.FetchRequest(compute_window_us=2), timeout_s=5)]
+    assert events and gateway.opened == 2
+
+
 async def test_a_gateway_that_stops_answers_what_it_has_and_is_asked_nothing_more() -> None:
     """Requests that it has not taken go to the other one; leases stay, for they are good there too."""
     first, second = SessionGateway(), SessionGateway()
