@@ -1,9 +1,12 @@
-"""The Helm chart, rendered by Helm's own code: its defaults are k8s/base, its values do what the overlays do."""
+"""The Helm chart, rendered by Helm's own code: its defaults are the overlay mtls, its values do what the overlays do."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +14,28 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from quire.wire.tls import MEMBER_NAME
 from quire_server.config import SECRET_BYTES_MIN
 from tests.unit.test_k8s import KUBERNETES, OPERATORS, built
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (make test-chart installs it)")
 
 CHART = Path(__file__).resolve().parents[2] / "k8s" / "helm" / "quire"
+ROLES = ("gateway", "orchestrator", "storage", "scheduler", "decoder")
 Objects = dict[tuple[str, str], dict[str, Any]]
+PLAIN = {"tls": {"enabled": False}}
 OVERLAYS: dict[str, dict[str, Any]] = {
-    "base": {},
+    "base": PLAIN,
     "overlays/dev": yaml.safe_load((CHART / "values-trial.yaml").read_text()),
-    "overlays/mtls": {"tls": {"enabled": True}},
-    "overlays/cert-manager": {"tls": {"enabled": True, "certManager": True}},
-    "overlays/gpu": {"decoder": {"gpu": True}},
-    "overlays/rdma": {"rdma": {"enabled": True}},
-    "overlays/rdma-root": {"rdma": {"enabled": True, "root": True}},
-    "overlays/shared-memory": {"sharedMemory": {"enabled": True}},
-    "overlays/io-uring": {"ioUring": {"enabled": True}},
-    "overlays/monitoring": {"monitoring": {"enabled": True}},
-    "overlays/production": {"rdma": {"enabled": True}, "decoder": {"gpu": True}, "tls": {"enabled": True}},
+    "overlays/mtls": {"tls": {"certificates": "secrets"}},
+    "overlays/cert-manager": {"tls": {"certificates": "cert-manager"}},
+    "overlays/gpu": {"decoder": {"gpu": True}, **PLAIN},
+    "overlays/rdma": {"rdma": {"enabled": True}, **PLAIN},
+    "overlays/rdma-root": {"rdma": {"enabled": True, "root": True}, **PLAIN},
+    "overlays/shared-memory": {"sharedMemory": {"enabled": True}, **PLAIN},
+    "overlays/io-uring": {"ioUring": {"enabled": True}, **PLAIN},
+    "overlays/monitoring": {"monitoring": {"enabled": True}, **PLAIN},
+    "overlays/production": {"rdma": {"enabled": True}, "decoder": {"gpu": True}, "tls": {"certificates": "secrets"}},
 }
 
 
@@ -79,6 +85,7 @@ def test_the_chart_is_what_kustomize_makes(overlay: str) -> None:
 
 
 ALL: list[dict[str, Any]] = [
+    {},
     *OVERLAYS.values(),
     {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
     {
@@ -105,6 +112,54 @@ def test_each_installation_has_a_secret_of_its_own() -> None:
     secrets = [secret["stringData"]["QUIRE_CLUSTER_SECRET"] for secret in objects]
     assert all(len(secret) >= SECRET_BYTES_MIN for secret in secrets) and len(set(secrets)) == 2
     assert objects[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_default_is_mutual_tls_between_roles(tmp_path: Path) -> None:
+    """The generated certificates do what those of `quire certs` do; the defaults are the overlay mtls otherwise."""
+    objects = comparable(rendered({"tls": {"hosts": ["quire.example"]}}))
+    secrets = {name: value["stringData"] for (kind, name), value in objects.items() if kind == "Secret"}
+    secrets = {name: value for name, value in secrets.items() if "tls.crt" in value}
+    assert secrets.keys() == {"quire-authority", *(f"quire-{role}-tls" for role in (*ROLES, "operator", "public"))}
+    for name, files in secrets.items():
+        for file, content in files.items():
+            (tmp_path / f"{name}-{file}").write_text(content)
+    member = functools.partial(handshake, tmp_path, client="quire-gateway-tls")
+    for role in ROLES:
+        assert member(server=f"quire-{role}-tls", host=MEMBER_NAME) == {MEMBER_NAME, f"{role}.{MEMBER_NAME}"}
+    for host in ("quire-gateway", "quire-gateway.quire.svc", "quire.example"):
+        assert host in member(server="quire-public-tls", host=host)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        member(server="quire-public-tls", host=MEMBER_NAME)
+    others = comparable(rendered({}))
+    own = objects["Secret", "quire-authority"], others["Secret", "quire-authority"]
+    assert own[0]["stringData"]["tls.key"] != own[1]["stringData"]["tls.key"]
+
+
+def handshake(folder: Path, *, server: str, client: str, host: str) -> set[str]:
+    """Connects in memory, with both sides' certificates required.
+
+    Returns:
+        The names of the server's certificate.
+
+    Raises:
+        ssl.SSLError: A side does not accept the other.
+    """
+    contexts = {}
+    for side, name in ((ssl.PROTOCOL_TLS_SERVER, server), (ssl.PROTOCOL_TLS_CLIENT, client)):
+        context = contexts[side] = ssl.SSLContext(side)
+        context.load_cert_chain(folder / f"{name}-tls.crt", folder / f"{name}-tls.key")
+        context.load_verify_locations(folder / f"{name}-ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    connected = contexts[ssl.PROTOCOL_TLS_CLIENT].wrap_bio(to_client, to_server, server_hostname=host)
+    serving = contexts[ssl.PROTOCOL_TLS_SERVER].wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for side in (connected, serving):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    certificate = connected.getpeercert() or {}
+    assert serving.getpeercert()
+    return {name for kind, name in certificate["subjectAltName"] if kind == "DNS"}
 
 
 def test_values_reach_the_pods() -> None:
