@@ -2,22 +2,32 @@
 #
 # Both builds of UCX are inside: the system's, which has the RDMA transports, serves where there is an RDMA device; PyPI's
 # (newer, shm and tcp) serves elsewhere, and is what clients have by `pip install quire[ucx]`. Both ends of a transfer need
-# the same minor version of UCX. torch is in the decoder only: the CPU build by default; --build-arg TORCH_INDEX= takes
-# PyPI's, with CUDA.
+# the same minor version of UCX. torch is in the decoder only: the CPU build by default, or --build-arg DECODER=decoder-cuda.
+#
+# What is installed is in locks/ with its hashes (make locks), and nothing else is.
 ARG PYTHON=python:3.11-slim-bookworm
 
-FROM ${PYTHON} AS builder
+FROM ${PYTHON} AS wheel
 WORKDIR /src
-RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --upgrade pip
-COPY constraints.txt pyproject.toml README.md ./
+COPY locks/build.txt locks/
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r locks/build.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY libs libs
 COPY services services
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[cli,latents,ucx]'
+RUN /opt/build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM ${PYTHON} AS builder
+COPY locks/services.txt locks/
+RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r locks/services.txt
+COPY --from=wheel /wheels /wheels
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /wheels/*.whl
 
 FROM builder AS decoder-builder
+ARG DECODER=decoder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder,cli,provenance]'
+COPY locks/${DECODER}.txt locks/
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes \
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt
 
 FROM ${PYTHON} AS base
 RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -170,6 +170,19 @@ format: $(STAMP)
 generated: $(STAMP)     ## what is made from the code: names of variables, alerts for Kubernetes, reference pages
 	$(BIN)/python tools/generated.py
 	$(BIN)/python tools/reference.py
+
+# What the images install, with hashes. TORCH is where the decoder's CPU build of torch comes from.
+TORCH ?= --index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-annotate \
+  --custom-compile-command 'make locks' --constraint constraints.txt
+IMAGE := --extra cli --extra latents --extra ucx
+locks: $(STAMP)         ## locks/, what the images install, from constraints.txt
+	$(INSTALL) uv
+	echo 'hatchling>=1.27' | $(LOCK) - --output-file locks/build.txt
+	$(LOCK) pyproject.toml $(IMAGE) --output-file locks/services.txt
+	echo 'torch==2.13.0+cpu' | $(LOCK) pyproject.toml $(IMAGE) --extra decoder --extra provenance $(TORCH) --constraint - \
+	  --output-file locks/decoder.txt
+	$(LOCK) pyproject.toml $(IMAGE) --extra decoder --extra provenance --output-file locks/decoder-cuda.txt
 
 proto: $(STAMP)         ## regenerate libs/quire/wire/v1 from protos/
 	$(BIN)/python protos/generate.py
