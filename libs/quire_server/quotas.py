@@ -5,15 +5,17 @@ A tenant is named by its access keys, and limited by the digest of its salt, as 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
-from quire.model.errors import QuotaExceeded
+from quire.model.errors import MetadataUnavailable, QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
+from quire.telemetry import logger
 from quire_server.redis.access import salt_of
+from quire_server.redis.reservations import Reservation
 
 
 class StoredObjects(Protocol):
@@ -30,6 +32,14 @@ class StoredImages(Protocol):
     async def tenants(self) -> list[str]: ...
 
 
+class SharedReservations(Protocol):
+    """See `quire_server.redis.Reservations`."""
+
+    async def add(self, tenant: str, reserved_bytes: int) -> Reservation: ...
+    async def earlier_bytes(self, reservation: Reservation) -> int: ...
+    async def end(self, reservation: Reservation) -> None: ...
+
+
 class Quotas:
     """`policy`: what was set for a tenant, by its digest."""
 
@@ -39,42 +49,64 @@ class Quotas:
         policy: Callable[[str], TenantPolicy],
         objects: StoredObjects,
         images: StoredImages,
+        reservations: SharedReservations,
         secrets: Sequence[bytes],
     ) -> None:
         self._policy = policy
         self._objects = objects
         self._images = images
+        self._reservations = reservations
         self._secrets = secrets
         self._digests: dict[str, list[str]] = {}
-        self._reserved: Counter[str] = Counter()
-        self._ended: Counter[str] = Counter()
 
     @contextlib.asynccontextmanager
     async def reserve(self, tenant: str, more_bytes: int) -> AsyncIterator[None]:
-        """Reserve room while bytes are written. Raises `QuotaExceeded`.
+        """Reserve room while bytes are written, against what is stored and what any process reserved before.
 
-        Reservations of this process count. Those of other gateways do not until their bytes are stored.
+        Raises:
+            QuotaExceeded: The tenant's limit does not allow as many bytes.
+            MetadataUnavailable: Redis does not answer.
         """
         limits = [self._policy(digest).stored_bytes_max for digest in self._digests_of(tenant)] if tenant else []
         limit = next(filter(None, limits), 0)
         if not limit:
             yield
             return
-        ended_bytes = self._ended[tenant]
-        stored_bytes = await self._kept(tenant)
-        # Bytes whose reservation ended while this was read may be missing in it.
-        written_bytes = self._reserved[tenant] + self._ended[tenant] - ended_bytes
-        if stored_bytes + written_bytes + more_bytes > limit:
-            raise QuotaExceeded(
-                f"{stored_bytes} bytes are stored and {written_bytes} are being written, {limit} may be; "
-                f"{more_bytes} more were to come"
-            )
-        self._reserved[tenant] += more_bytes
+        adding = asyncio.ensure_future(self._reservations.add(tenant, more_bytes))
         try:
+            reservation = await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            await self._end(await adding)
+            raise
+        try:
+            await self._check_room(reservation, more_bytes, limit)
             yield
         finally:
-            self._reserved[tenant] -= more_bytes
-            self._ended[tenant] += more_bytes
+            await asyncio.shield(self._end(reservation))
+
+    async def _check_room(self, reservation: Reservation, more_bytes: int, limit: int) -> None:
+        """Raise `QuotaExceeded` if there is no room.
+
+        A write that ends between the two readings counts twice, so both are read again until no write has ended.
+        """
+        earlier_bytes = reservation.earlier_bytes
+        while True:
+            stored_bytes = await self._kept(reservation.tenant)
+            if stored_bytes + earlier_bytes + more_bytes <= limit:
+                return
+            writing_bytes = await self._reservations.earlier_bytes(reservation)
+            if writing_bytes == earlier_bytes:
+                raise QuotaExceeded(
+                    f"{stored_bytes} bytes are stored and {writing_bytes} are being written, {limit} may be; "
+                    f"{more_bytes} more were to come"
+                )
+            earlier_bytes = writing_bytes
+
+    async def _end(self, reservation: Reservation) -> None:
+        try:
+            await self._reservations.end(reservation)
+        except MetadataUnavailable as error:  # it ends by itself
+            logger().warning("a tenant's reservation could not be ended", tenant=reservation.tenant, error=str(error))
 
     async def kept(self, digests: Iterable[str]) -> dict[str, int]:
         """Bytes of S3 objects and image records of tenants, by the digests of their salts."""

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by Helm's own code: its defaults are the overlay mtls, its values do what the overlays do."""
+"""The Helm chart, rendered by Helm's own code: its values do what the overlays do, its defaults what mtls does."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def handshake(folder: Path, *, server: str, client: str, host: str) -> set[str]:
     connected = contexts[ssl.PROTOCOL_TLS_CLIENT].wrap_bio(to_client, to_server, server_hostname=host)
     serving = contexts[ssl.PROTOCOL_TLS_SERVER].wrap_bio(to_server, to_client, server_side=True)
     for _ in range(4):
-        for side in (connected, serving):
+        for end in (connected, serving):
             with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    certificate = connected.getpeercert() or {}
+                end.do_handshake()
+    certificate: dict[str, Any] = connected.getpeercert() or {}
     assert serving.getpeercert()
     return {name for kind, name in certificate["subjectAltName"] if kind == "DNS"}
 
@@ -178,6 +178,13 @@ def test_values_reach_the_pods() -> None:
     assert data["AWS_ENDPOINT_URL"] == "http://rgw:8000" and data["QUIRE_SCHEDULER_ADDRESS"].count(",") == 2
 
 
+def test_images_are_named_by_their_digests() -> None:
+    digests = {role: f"sha256:{number:064x}" for number, role in enumerate(ROLES)}
+    text = yaml.safe_dump(rendered({"image": {"registry": "registry.example", "digests": digests}}))
+    images = set(re.findall(r"image: (\S+)", text))
+    assert images == {f"registry.example/quire-{role}@{digest}" for role, digest in digests.items()}
+
+
 def test_a_change_of_the_configuration_rolls_the_pods() -> None:
     def sums(values: dict[str, Any]) -> set[str]:
         return {
@@ -195,7 +202,16 @@ def test_the_linter_finds_nothing() -> None:
     assert [each["error"] for each in messages if each["error"] != "icon is recommended"] == []
 
 
-@pytest.mark.parametrize("wrong", [{"replicas": 3}, {"storage": {"replica": 3}}, {"tls": {"enabled": "yes"}}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replicas": 3},
+        {"storage": {"replica": 3}},
+        {"tls": {"enabled": "yes"}},
+        {"image": {"digests": {"gateway": "1.2"}}},
+    ],
+    ids=str,
+)
 def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
     with helm.Chart.load(str(CHART)) as chart, pytest.raises(helm.HelmValuesError, match=next(iter(wrong))):
         chart.render(wrong, name="quire", namespace="quire")

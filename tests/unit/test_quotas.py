@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -11,6 +12,7 @@ from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire_server.quotas import Quotas
 from quire_server.redis.access import salt_of
+from quire_server.redis.reservations import Reservation
 
 SECRET = b"s" * 32
 ALICE = tenant_name(salt_of("alice", SECRET))
@@ -30,29 +32,48 @@ class _Stored:
         return sorted(self._by_tenant)
 
 
-class _Late(_Stored):
-    """Sums come when they are released."""
+class _Reserved:
+    """The reservations of all processes."""
 
-    def __init__(self, **by_tenant: int) -> None:
-        super().__init__(**by_tenant)
-        self.sums, self.asked = asyncio.Semaphore(0), asyncio.Event()
-        self._sums_read = 0
+    def __init__(self) -> None:
+        self.number, self.sizes = 0, dict[int, int]()
+        self.at_add: asyncio.Event | None = None
+
+    async def add(self, tenant: str, reserved_bytes: int) -> Reservation:
+        if self.at_add is not None:
+            await self.at_add.wait()
+        self.number += 1
+        earlier = sum(self.sizes.values())
+        self.sizes[self.number] = reserved_bytes
+        return Reservation(tenant, self.number, earlier)
+
+    async def earlier_bytes(self, reservation: Reservation) -> int:
+        return sum(size for number, size in self.sizes.items() if number < reservation.number)
+
+    async def end(self, reservation: Reservation) -> None:
+        del self.sizes[reservation.number]
+
+
+class _Growing(_Stored):
+    """Another process' write of 100 bytes ends between the first reading of the reservations and that of the sums."""
+
+    def __init__(self, reserved: _Reserved, stored_bytes: int, written_bytes: int) -> None:
+        super().__init__(alice=stored_bytes)
+        self._reserved, self._written_bytes = reserved, written_bytes
 
     async def stored_bytes(self, tenant: str) -> int:
-        size = await super().stored_bytes(tenant)
-        self._sums_read += 1
-        if self._sums_read > 1:
-            self.asked.set()
-        await self.sums.acquire()
-        return size
+        if self._reserved.sizes.pop(1, 0):
+            self._by_tenant["alice"] += self._written_bytes
+        return await super().stored_bytes(tenant)
 
 
-def _quotas(objects: _Stored | None = None) -> Quotas:
+def _quotas(objects: _Stored | None = None, reserved: _Reserved | None = None) -> Quotas:
     policies = {ALICE: TenantPolicy(ALICE, stored_bytes_max=1000)}
     return Quotas(
         policy=lambda name: policies.get(name) or TenantPolicy(name),
         objects=objects or _Stored(alice=600, bob=10**9),
         images=_Stored(alice=300, carol=5),
+        reservations=reserved or _Reserved(),
         secrets=[SECRET],
     )
 
@@ -85,19 +106,45 @@ async def test_what_is_being_written_counts() -> None:
         pass
 
 
-async def test_a_write_that_ends_while_the_sum_is_read_counts() -> None:
-    """The sum may lack its bytes."""
-    stored = _Late(alice=600)
-    quotas = _quotas(stored)
-    first = quotas.reserve("alice", 100)
-    stored.sums.release()
-    await first.__aenter__()
-    second = asyncio.create_task(quotas.reserve("alice", 50).__aenter__())
-    await stored.asked.wait()
-    await first.__aexit__(None, None, None)
-    stored.sums.release()
-    with pytest.raises(QuotaExceeded, match="100 are being written"):
-        await second
+async def test_what_another_gateway_is_writing_counts() -> None:
+    reserved = _Reserved()
+    async with _quotas(reserved=reserved).reserve("alice", 60):
+        with pytest.raises(QuotaExceeded, match="900 bytes are stored and 60 are being written"):
+            async with _quotas(reserved=reserved).reserve("alice", 41):
+                pass
+    assert reserved.sizes == {}
+
+
+@pytest.mark.parametrize("more_bytes", [50, 51])
+async def test_a_write_that_ends_while_the_sums_are_read_counts_once(more_bytes: int) -> None:
+    reserved = _Reserved()
+    await reserved.add("alice", 100)
+    quotas = _quotas(_Growing(reserved, 550, 100), reserved)
+    with pytest.raises(QuotaExceeded, match=r"950 .* 0 are") if more_bytes > 50 else contextlib.nullcontext():
+        async with quotas.reserve("alice", more_bytes):
+            pass
+
+
+async def test_the_first_of_two_has_the_room() -> None:
+    """Neither is refused because of the other that came later."""
+    reserved = _Reserved()
+    quotas, others = _quotas(reserved=reserved), _quotas(reserved=reserved)
+    async with quotas.reserve("alice", 100):
+        with pytest.raises(QuotaExceeded):
+            await others.reserve("alice", 100).__aenter__()
+
+
+async def test_a_request_that_ends_while_it_reserves_leaves_nothing() -> None:
+    reserved = _Reserved()
+    reserved.at_add = asyncio.Event()
+    entering = asyncio.ensure_future(_quotas(reserved=reserved).reserve("alice", 100).__aenter__())
+    await asyncio.sleep(0)
+    entering.cancel()
+    await asyncio.sleep(0)
+    reserved.at_add.set()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert reserved.number == 1 and reserved.sizes == {}
 
 
 async def test_what_is_kept_is_known_by_the_digest_of_a_salt() -> None:

@@ -14,6 +14,7 @@ from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import Policies
 from quire_server.redis.probe import RedisProbe
+from quire_server.redis.reservations import Reservations
 from quire_server.redis.retained import RetainedBytes
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RedisCapacity",
     "RedisLeaderLease",
     "RedisProbe",
+    "Reservations",
     "RetainedBytes",
     "connect",
     "key_secret",

@@ -83,6 +83,7 @@ from quire_server.redis import (
     Policies,
     PrefixIndex,
     RedisProbe,
+    Reservations,
     RetainedBytes,
     connect,
     key_secret,
@@ -133,7 +134,13 @@ def _s3_frontend(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     buckets = Buckets(redis)
-    quotas = Quotas(policy=view.policy, objects=buckets, images=Images(redis), secrets=config.secrets)
+    quotas = Quotas(
+        policy=view.policy,
+        objects=buckets,
+        images=Images(redis),
+        reservations=Reservations(redis),
+        secrets=config.secrets,
+    )
     backends = Backends(
         buckets=buckets,
         blobs=blobs,

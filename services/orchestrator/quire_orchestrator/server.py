@@ -38,6 +38,7 @@ from quire_server.redis import (
     PrefixIndex,
     RedisCapacity,
     RedisProbe,
+    Reservations,
     connect,
 )
 from quire_server.redis.access import salt_of
@@ -330,6 +331,7 @@ async def serve(config: OrchestratorConfig) -> None:
         policy=orchestrator.policies.of,
         objects=Buckets(redis),
         images=catalogue,
+        reservations=Reservations(redis),
         secrets=config.secrets,
     )
     images = ImageDesk(

@@ -17,7 +17,8 @@ labels:
 {{- define "quire.image" -}}
 {{- $name := printf "quire-%s" .role }}
 {{- if and (eq .role "decoder") .root.Values.decoder.gpu }}{{ $name = "quire-decoder-cuda" }}{{ end }}
-{{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $name }}
+{{- with index .root.Values.image.digests .role }}@{{ . }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/* The pod's template, to its containers. "pins": it registers memory with the RDMA NIC. */}}
