@@ -40,6 +40,7 @@ class Pictures:
     async def encode(self, file: bytes, weights_sha256: str) -> Encoded:
         """Without weights by the cluster's only VAE. Raises `InvalidRequest`, `NoDecoder`, what the decoder raises."""
         weights = weights_sha256.lower() or self._only_vae()
+        await self._vaes.check_known(weights)
         decoder = self._owners.with_vae(weights, hashlib.sha256(file).digest())
         if decoder is None:
             raise NoDecoder("no decoder with that VAE is alive", field="weights_sha256", retry_after_s=1.0)

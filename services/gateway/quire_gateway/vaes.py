@@ -39,6 +39,23 @@ class KnownVaes:
                 raise NoDecoder(message, retry_after_s=1.0) from None
             await asyncio.to_thread(check_decodable, values, info, known)
 
+    async def check_known(self, weights_sha256: str) -> None:
+        """Check that a decoder has a VAE.
+
+        Raises:
+            InvalidRequest: The decoders have other VAEs only.
+            NoDecoder: No decoder has said which VAEs it has.
+        """
+        if weights_sha256 in self.by_weights:
+            return
+        await self._picture.refresh()  # a decoder may have come a moment ago
+        if not (known := self.by_weights):
+            raise NoDecoder("no decoder has said which VAEs it has", field="weights_sha256", retry_after_s=1.0)
+        if weights_sha256 not in known:
+            names = ", ".join(sorted(f"{vae.name} ({vae.weights_sha256[:12]}…)" for vae in known.values()))
+            message = f"no decoder has the VAE {weights_sha256[:12]}…; they have {names}: GET /v1/vaes lists them"
+            raise InvalidRequest(message, field="weights_sha256")
+
     async def check_signed(self) -> None:
         """Raises `InvalidRequest` where no decoder signs provenance."""
         if not self._signs():
