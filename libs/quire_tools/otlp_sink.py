@@ -7,11 +7,30 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs_pb
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
+    LogsServiceServicer,
+    add_LogsServiceServicer_to_server,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+
+
+class _Logs(LogsServiceServicer):
+    def __init__(self) -> None:
+        self.records: list[tuple[str, str]] = []
+        """service.name and body."""
+
+    def Export(self, request: Any, context: Any) -> Any:
+        for resource in request.resource_logs:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            for scope in resource.scope_logs:
+                bodies = [record.body.string_value for record in scope.log_records]
+                self.records += [(names.get("service.name", ""), body) for body in bodies]
+        return logs_pb.ExportLogsServiceResponse()
 
 
 class OtlpSink(TraceServiceServicer):
@@ -22,10 +41,12 @@ class OtlpSink(TraceServiceServicer):
         """By service.name."""
         self.traces: dict[bytes, set[str]] = {}
         """Services by trace id."""
+        self.logs = _Logs()
 
     def __enter__(self) -> OtlpSink:
         self._server = grpc.server(ThreadPoolExecutor(2))
         add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call, unused-ignore]
+        add_LogsServiceServicer_to_server(self.logs, self._server)  # type: ignore[no-untyped-call, unused-ignore]
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
         return self

@@ -13,7 +13,9 @@ from quire.telemetry import logger
 from quire_gateway.admission import CALLER
 from quire_gateway.core.s3_errors import S3Error
 from quire_server.clock import Clock
+from quire_server.telemetry.otlp_logs import OtlpLog
 
+Record = Mapping[str, str | int | bool]
 _DENIALS: Final = (NotAllowed, Unauthenticated, LeaseForged)
 _S3_DENIALS: Final = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 _A_SECOND_MAX: Final = 100
@@ -25,13 +27,23 @@ class AuditLog:
     Of denied accesses at most a hundred a second are written; the next line says how many were left out.
     """
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        """`path`: of the file; empty for the standard error output. Raises `ConfigInvalid`."""
+    def __init__(self, path: str, clock: Clock, collector: OtlpLog | None = None) -> None:
+        """Open the file.
+
+        Args:
+            path: Of the file; empty for the standard error output.
+            clock: The gateway's.
+            collector: Has each record, too.
+
+        Raises:
+            ConfigInvalid: The file cannot be opened.
+        """
         try:
             self._file = Path(path).open("a", encoding="utf-8") if path else sys.stderr  # noqa: SIM115
         except OSError as error:
             raise ConfigInvalid(f"QUIRE_GATEWAY_AUDIT_LOG={path!r}: {error}") from None
         self._clock = clock
+        self._collector = collector
         self._second = 0
         self._written = 0
         self._left_out = 0
@@ -43,7 +55,7 @@ class AuditLog:
 
     def act_elsewhere(self, act: str, subject: str, by: str, at_ms: int) -> None:
         """Record an act that changed Redis directly. `by`: the user and host; `at_ms`: when, Unix epoch."""
-        about = {"at_ms": at_ms, "key": "", "tenant": "", "operator": True, "by": by}
+        about: Record = {"at_ms": at_ms, "key": "", "tenant": "", "operator": True, "by": by}
         self._append({"audit": "act", **about, "act": act, "object": subject, "outcome": "ok"})
 
     def request(self, method: str, error: Exception) -> None:
@@ -65,7 +77,7 @@ class AuditLog:
 
     def _write(self, kind: str, act: str, subject: str, outcome: str) -> None:
         caller = CALLER.get()
-        record: dict[str, object] = {
+        record: dict[str, str | int | bool] = {
             "audit": kind,
             "at_ms": self._clock.now_ms(),
             "key": caller.key.name if caller is not None and caller.key is not None else "",
@@ -79,7 +91,9 @@ class AuditLog:
             record["left_out"], self._left_out = self._left_out, 0
         self._append(record)
 
-    def _append(self, record: Mapping[str, object]) -> None:
+    def _append(self, record: Record) -> None:
+        if self._collector is not None:
+            self._collector.write(record, at_ms=int(record["at_ms"]), warns=record["audit"] == "denied")
         try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()

@@ -53,6 +53,7 @@ class GatewayConfig(MemberConfig):
         choices=("off", "tokens", "everyone"),
     )
     audit_log: str = setting("", "file for the audit log; empty: standard error output, beside the log")
+    audit_otlp: bool = setting(False, "send the audit log to OTEL_EXPORTER_OTLP_ENDPOINT, too, as log records")
     accept_unproven_addresses: bool = setting(
         False,
         "with tokens: let clients of the release before, which prove no addresses, name memory",

@@ -90,6 +90,7 @@ from quire_server.redis import (
 )
 from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_channels, member_tls, run_service, serve_member
+from quire_server.telemetry.otlp_logs import OtlpLog
 from quire_server.turns import FairTurns
 
 _MESSAGE_BYTES_MAX: Final = 8 << 20
@@ -368,7 +369,8 @@ async def serve(config: GatewayConfig) -> None:
     own = _own_memory(config, images, latents, catalogue, memory, vaes, reach, warming)
     boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
-    audit, watching = AuditLog(config.audit_log, clock), Watching(CacheEvents(redis))
+    collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
+    audit, watching = AuditLog(config.audit_log, clock, collector), Watching(CacheEvents(redis))
     admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
     server, others, sessions = _listeners(
         config=config,

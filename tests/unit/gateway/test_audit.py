@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quire.model.errors import ChunkMissing, NotAllowed, Unauthenticated
 from quire.testing.clock import FakeClock
 from quire_gateway.admission import CALLER, Principal
 from quire_gateway.audit import AuditLog
 from quire_gateway.core.s3_errors import S3Error
 from quire_server.redis.access import AccessKey
+from quire_server.telemetry.otlp_logs import OtlpLog
+from quire_tools.otlp_sink import OtlpSink
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
@@ -53,3 +57,15 @@ async def test_a_flood_is_counted_and_acts_are_never_left_out(tmp_path: Path) ->
     lines = _lines(tmp_path / "audit")
     assert len(lines) == 102 and lines[100]["act"] == "SetTheta"
     assert sum(each.get("left_out", 0) for each in lines) == 150
+
+
+def test_a_collector_has_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpSink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
+        collector = OtlpLog("quire-gateway", "quire.audit", node_id="gateway-0")
+        log = AuditLog(str(tmp_path / "audit"), FakeClock(), collector)
+        log.request("m", NotAllowed("no"))
+        log.act("SetTheta", "5", None)
+        collector.close()
+        assert [json.loads(body) for _, body in sink.logs.records] == _lines(tmp_path / "audit")
+        assert {service for service, _ in sink.logs.records} == {"quire-gateway"}
