@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from quire.integrations.vllm.contents import ContentNames
+from quire_tools.bench.engines.models import make_adapter
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, PROMPT, engine, until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-
-
-def _train(folder: Path, seed: int) -> Path:
-    """Write an adapter of the tiny model's as PEFT does."""
-    folder.mkdir(exist_ok=True)
-    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
-    random, weights = torch.Generator().manual_seed(seed), {}
-    for layer in range(4):
-        for name, width in (("q_proj", 256), ("v_proj", 64)):
-            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = 0.3 * torch.randn(8, 256, generator=random)
-            weights[f"{module}.lora_B.weight"] = 0.3 * torch.randn(width, 8, generator=random)
-    save_file(weights, folder / "adapter_model.safetensors")
-    return folder
 
 
 def _request(folder: Path, number: int = 1) -> Any:
@@ -43,7 +26,7 @@ def _request(folder: Path, number: int = 1) -> Any:
 @pytest.fixture(scope="module")
 def expected(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, list[int]]:
     """The answers of vLLM alone: without an adapter, and with those of each seed."""
-    folders = {seed: _train(tmp_path_factory.mktemp(f"seed{seed}"), seed) for seed in (1, 2)}
+    folders = {seed: make_adapter(tmp_path_factory.mktemp(f"seed{seed}"), seed) for seed in (1, 2)}
     with engine(tiny_model, **LORA) as alone:
         answers: dict[Any, list[int]] = {None: alone.tokens(PROMPT)[0]}
         for seed, folder in folders.items():
@@ -56,7 +39,7 @@ def test_an_adapter_that_was_trained_again_gives_its_own_tokens(
     tiny_model: Path, engine_cluster: LocalCluster, expected: dict[Any, list[int]], tmp_path: Path
 ) -> None:
     """vLLM's hash has the name and the path, which stay: another engine got the tokens of the old weights."""
-    folder = _train(tmp_path / "adapter", 1)
+    folder = make_adapter(tmp_path / "adapter", 1)
     stored = [0.0]
     with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
 
@@ -71,7 +54,7 @@ def test_an_adapter_that_was_trained_again_gives_its_own_tokens(
         assert quire.tokens(PROMPT, lora=_request(folder)) == (expected[1], WHOLE)
         assert quire.tokens(PROMPT) == (expected[None], WHOLE)
     for seed, cached in ((2, 0), (1, WHOLE)):
-        _train(folder, seed)
+        make_adapter(folder, seed)
         with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
             assert quire.tokens(PROMPT, lora=_request(folder)) == (expected[seed], cached)
 
@@ -80,17 +63,17 @@ def test_an_adapter_that_changes_under_an_engine_is_left_alone(
     tiny_model: Path, engine_cluster: LocalCluster, expected: dict[Any, list[int]], tmp_path: Path
 ) -> None:
     """vLLM goes on with the weights that it has, and loads the new ones whenever it evicted these."""
-    folder = _train(tmp_path / "adapter", 1)
+    folder = make_adapter(tmp_path / "adapter", 1)
     with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
         assert quire.tokens(PROMPT[:20], lora=_request(folder))[1] == 0, "the worker has loaded it"
-        _train(folder, 2)
+        make_adapter(folder, 2)
         assert quire.tokens(PROMPT, lora=_request(folder))[0] == expected[1]
         assert quire.llm.llm_engine.remove_lora(1)
         quire.forget()
         assert quire.tokens(PROMPT, lora=_request(folder)) == (expected[2], 0)
     for seed in (2, 1):
         shutil.rmtree(folder)
-        _train(folder, seed)
+        make_adapter(folder, seed)
         with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
             assert quire.tokens(PROMPT, lora=_request(folder)) == (expected[seed], 0), "nothing was stored"
 
@@ -107,10 +90,10 @@ def test_the_fault_put_back_gives_tokens_of_old_weights(
     monkeypatch.setattr(ContentNames, "is_current", lambda self, request, contents: True)
     folder = tmp_path / "adapter"
     for _ in range(2):
-        _train(folder, 1)
+        make_adapter(folder, 1)
         with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
             assert quire.tokens(PROMPT, lora=_request(folder))[0] == expected[1]
-    _train(folder, 2)
+    make_adapter(folder, 2)
     with engine(tiny_model, engine_cluster.gateway_address, **LORA) as quire:
         answer, cached = quire.tokens(PROMPT, lora=_request(folder))
         assert cached == WHOLE and answer != expected[2]

@@ -186,6 +186,7 @@ def command(
     against: Annotated[
         bool, typer.Option("--against", help="requests beside vLLM's disk connector and LMCache")
     ] = False,
+    adapters: Annotated[int, typer.Option(help="with --against: LoRA adapters that requests use in turn")] = 0,
     trace: Annotated[
         Path | None, typer.Option(help="with --against: requests of this trace (Mooncake's format)")
     ] = None,
@@ -205,8 +206,11 @@ def command(
         return
     if against:
         require_vllm()
+        if not 0 <= adapters <= 9:
+            raise InvalidRequest(f"{adapters}; 9 at most", field="adapters")
         asked = serving.from_trace(trace, requests, tokens) if trace else serving.conversations(requests, tokens)
-        serving.run(asked, "a trace" if trace else "conversations").show(json_file, plot)
+        source = "a trace" if trace else "conversations"
+        serving.run(asked, source, family=model, adapters=adapters).show(json_file, plot)
         return
     if not 2 * BLOCK <= tokens <= 4000 or not 0 < hit < 1 or hidden % 256 or min(prompts, layers, hidden) < 1:
         raise InvalidRequest(f"{tokens}, {hit}, {prompts}, {layers}, {hidden}", field="tokens, hit, …, hidden")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,32 @@ def make_model(
     model = FAMILIES[family](sizes, window)
     model.to(getattr(torch, dtype_of(family))).save_pretrained(folder)
     _save_tokenizer(folder)
+    return folder
+
+
+def make_adapter(folder: Path, seed: int, *, layers: int = 4, hidden: int = 256, kv_width: int = 64) -> Path:
+    """Write a LoRA adapter of random weights for a model of `make_model`, as PEFT does.
+
+    Args:
+        folder: Where to write it.
+        seed: Decides the weights.
+        layers: Number of layers of the model.
+        hidden: Its width.
+        kv_width: Width of its keys.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(exist_ok=True)
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+    random, weights = torch.Generator().manual_seed(seed), {}
+    for layer in range(layers):
+        for name, width in (("q_proj", hidden), ("v_proj", kv_width)):
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{module}.lora_A.weight"] = 0.3 * torch.randn(8, hidden, generator=random)
+            weights[f"{module}.lora_B.weight"] = 0.3 * torch.randn(width, 8, generator=random)
+    save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
 
