@@ -62,7 +62,10 @@ def up(
     storage_nodes: Annotated[int, typer.Option(help="storage services")] = 1,
     arena_mib: Annotated[int, typer.Option(help="memory of each storage node for chunks, MiB")] = 1024,
     drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB, taken at once")] = 4096,
-    decoders: Annotated[int, typer.Option(help="services that decode images", min=0)] = 1,
+    decoders: Annotated[
+        int | None,
+        typer.Option(help="services that decode images; if not given one, where its packages are installed", min=0),
+    ] = None,
     models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
     http: Annotated[
         str, typer.Option(help="port, or host:port, of images over HTTP; if not given 7480, where it is free")
@@ -74,7 +77,7 @@ def up(
         LocalCluster(
             folder,
             storage_nodes=storage_nodes,
-            decoders=decoders,
+            decoders=cluster_commands.count_decoders(decoders),
             arena_bytes=arena_mib << 20,
             drive_bytes=drive_mib << 20,
             http_address=f"127.0.0.1:{http}" if http.isdigit() else http,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from quire.client import AdminClient, SyncClient
-from quire.model.errors import InvalidRequest
+from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire.model.hashing import Namespace, block_keys
 from quire.model.nodes import Node
 from quire.wire.credentials import page_token
@@ -26,6 +28,8 @@ from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
 
 console = Console()
+_OF_DECODERS: Final = ("diffusers", "imagecodecs", "PIL", "safetensors", "torch")
+"""Packages without which a decoder does not start."""
 
 
 def up(cluster: LocalCluster) -> None:
@@ -61,6 +65,26 @@ def _next(cluster: LocalCluster) -> list[tuple[str, str]]:
         (f"quire demo --endpoint {cluster.gateway_address}", "a model reuses what another process computed"),
         (f"curl http://{cluster.http_address}/v1/images", "the images that are stored"),
     ]
+
+
+def count_decoders(number: int | None) -> int:
+    """Return the number of decoders to start.
+
+    Args:
+        number: As the user gave it; None for one, or none where their packages are not installed.
+
+    Raises:
+        ConfigInvalid: Decoders were asked for whose packages are not installed.
+    """
+    missing = [name for name in _OF_DECODERS if importlib.util.find_spec(name) is None]
+    if not missing:
+        return 1 if number is None else number
+    advice = f"{', '.join(missing)} not installed here: pip install 'quire[decoder]'"
+    if number:
+        raise ConfigInvalid(f"{number} decoders: {advice}", field="decoders")
+    if number is None:
+        console.print(f"without a decoder of images: {advice}", soft_wrap=True, markup=False)
+    return 0
 
 
 def decoder_settings(models: Path) -> dict[str, str]:
