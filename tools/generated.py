@@ -21,7 +21,17 @@ ROOT = Path(__file__).parents[1]
 VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
 ALERTS, RULES = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
 CHART = ROOT / "k8s" / "helm" / "quire"
+SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
+CLOSER: dict[str, dict[str, object]] = {
+    "certificates": {"enum": ["helm", "cert-manager", "secrets"]},
+    "digests": {
+        "type": "object",
+        "propertyNames": {"enum": sorted(SERVICES)},
+        "additionalProperties": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+    },
+}
+"""Values whose schema says more than their type."""
 """Values of the chart that take any names."""
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
@@ -31,7 +41,6 @@ ELSEWHERE = (
 )
 """Read by clients, the command line, telemetry and the manifests."""
 MADE_OF_ALERTS = "# Made of observability/alerts.yaml by `make generated`; do not edit.\n"
-SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 
 
 def names() -> str:
@@ -69,6 +78,8 @@ def schema() -> str:
 
 
 def _type(value: object, name: str = "") -> dict[str, object]:
+    if name in CLOSER:
+        return CLOSER[name]
     match value:
         case dict():
             parts = {each: _type(part, each) for each, part in value.items()}

@@ -16,7 +16,7 @@ from quire.wire.credentials import proof
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_server.clock import ClusterClock
-from quire_server.roster import Changes, Roster
+from quire_server.membership_log import KnownNodes, MembershipChanges
 
 _TIMEOUT_S = 2.0
 _RETRY_S = 0.3
@@ -49,7 +49,7 @@ class Heartbeat:
         orchestrator_address: str,
         describe: Callable[[], Node],
         on_news: Callable[[ClusterNews], None] = lambda news: None,
-        roster: Roster | None = None,
+        roster: KnownNodes | None = None,
         *,
         secret: bytes,
         clock: ClusterClock,
@@ -108,7 +108,7 @@ class Heartbeat:
             self._joined.set()
             if self._roster is not None:
                 self._roster.update(
-                    Changes(
+                    MembershipChanges(
                         response.members_version,
                         tuple(map(node_from, response.members)),
                         tuple(response.gone),

@@ -1,7 +1,7 @@
 """Look-ups: how much of a prefix can be read, where, whether a fetch is worth it; and the leases that promise it.
 
 Gateways answer their clients with this, without a hop through the orchestrator, which opens leases on the records of
-images with it. It needs Redis, and a picture of the cluster.
+images with it. It needs Redis, and a view of the cluster.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock
+from quire_server.cluster_view import ClusterView
 from quire_server.core.advice import Advice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
-from quire_server.picture import Picture
 from quire_server.turns import FairTurns
 
 _REDIS: Final = {"db.system.name": "redis"}
@@ -120,13 +120,13 @@ class Lookups:
         *,
         settings: LookupSettings,
         index: LookupIndex,
-        picture: Picture,
+        view: ClusterView,
         profiles: Profiles,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._index = index
-        self._picture = picture
+        self._view = view
         self._profiles = profiles
         self._clock = clock
         self._signer = LeaseSigner(*settings.secrets)
@@ -188,7 +188,7 @@ class Lookups:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
         pin = await self._pin(ttl_ms) if ttl_ms else None
         readable = await self._readable(question, keys, pin)
-        matched, tenant = len(readable.keys), self._picture.tenant(question.namespace)
+        matched, tenant = len(readable.keys), self._view.tenant(question.namespace)
         self._count(question.namespace, matched, len(keys))
         try:
             advice = self._advise(question, tenant, readable.ranges, matched)
@@ -211,7 +211,7 @@ class Lookups:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
         if len(keys) > UNCHAINED_MAX:
             raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
-        live, reader, started = self._picture.storage_nodes(), self._reader(question), time.perf_counter_ns()
+        live, reader, started = self._view.storage_nodes(), self._reader(question), time.perf_counter_ns()
         holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
             for first in range(0, len(keys), _EACH_AT_ONCE):
@@ -222,18 +222,18 @@ class Lookups:
                     async with self._turns.turn(question.namespace.tenant):
                         holders += await self._index.holders(part)
         there, ranges = readable_each(holders, live, keys, reader)
-        if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the picture was taken
-            await self._picture.refresh()
-            live = self._picture.storage_nodes()
+        if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the view was taken
+            await self._view.refresh()
+            live = self._view.storage_nodes()
             there, ranges = readable_each(holders, live, keys, reader)
         self._count(question.namespace, len(there), len(keys))
         index_us = (time.perf_counter_ns() - started) // 1000
-        tenant = self._picture.tenant(question.namespace)
+        tenant = self._view.tenant(question.namespace)
         return Found(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(there))
 
     async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""
-        live, looked_again, index_us = self._picture.storage_nodes(), False, 0
+        live, looked_again, index_us = self._view.storage_nodes(), False, 0
         reader = self._reader(question)
         while True:
             started = time.perf_counter_ns()
@@ -242,9 +242,9 @@ class Lookups:
             index_us += (time.perf_counter_ns() - started) // 1000
             ranges = readable_ranges(match, live, keys, reader)
             if _covered(ranges) < match.count and not looked_again:
-                # A holder is dead, or has joined since the picture was taken: what it has may be acknowledged.
-                await self._picture.refresh()
-                live, looked_again = self._picture.storage_nodes(), True
+                # A holder is dead, or has joined since the view was taken: what it has may be acknowledged.
+                await self._view.refresh()
+                live, looked_again = self._view.storage_nodes(), True
                 ranges = readable_ranges(match, live, keys, reader)
             matched = keys.run(0, match.count)
             keys = keys.run(0, _covered(ranges))
@@ -257,7 +257,7 @@ class Lookups:
 
     def _reader(self, question: Question) -> Reader:
         self._turn += 1
-        return Reader(question.namespace.layout.chunk_bytes, question.client, self._picture.link_rates, self._turn)
+        return Reader(question.namespace.layout.chunk_bytes, question.client, self._view.link_rates, self._turn)
 
     async def _unpin(self, keys: ChunkKeys, pin: Pin | None) -> None:
         if pin is not None and len(keys):
@@ -308,9 +308,9 @@ class Lookups:
 
     def _newcomer_rate(self, storage_node: str) -> int:
         """What one more delivery would get on that node's link, bytes per second; 0: unknown."""
-        node = self._picture.live.get(storage_node)
+        node = self._view.live.get(storage_node)
         about = node.about if node is not None else None
-        return self._picture.link_rates.get(about.link, 0) if isinstance(about, StorageInfo) else 0
+        return self._view.link_rates.get(about.link, 0) if isinstance(about, StorageInfo) else 0
 
     def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""

@@ -30,11 +30,11 @@ from quire_server.clock import ClusterClock
 from quire_server.config import MemberConfig, ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
+from quire_server.membership_log import KnownNodes
 from quire_server.preflight import preflight
-from quire_server.roster import Roster
 from quire_server.telemetry import configure, keep_spans, publish
-from quire_server.telemetry.about import publish_build, publish_expiry
-from quire_server.telemetry.lag import loop_lag
+from quire_server.telemetry.build_info import publish_build, publish_expiry
+from quire_server.telemetry.loop_lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
 from quire_server.telemetry.setup import repeats
 
@@ -168,7 +168,7 @@ async def serve_member(
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
     clock: ClusterClock,
-    roster: Roster | None = None,
+    roster: KnownNodes | None = None,
     stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
     last: Sequence[Closing] = (),

@@ -11,8 +11,8 @@ import pytest
 import redis.asyncio as redis
 
 from quire.testing import FakeClock
-from quire_gateway.audit import AuditLog
-from quire_gateway.key_acts import KeyActs
+from quire_gateway.access.audit import AuditLog
+from quire_gateway.access.key_acts import KeyActs
 from quire_server.redis import Acts
 
 

@@ -22,7 +22,7 @@ from quire_storage.adapters.uring import UringBlockIO
 from quire_storage.core.slack import SlackLimits
 from quire_storage.errors import BlockIOUnavailable, DriveFailed
 from quire_storage.ports import BlockIO
-from quire_storage.ring import Ring
+from quire_storage.tiers.ring import Ring
 
 SIZE = 8 << 20
 MAKERS: dict[str, Callable[[bool], BlockIO]] = {

@@ -25,7 +25,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.listing import list_objects
-from quire_server.redis import Buckets
+from quire_server.redis import S3Buckets
 
 PLAIN = Described({}, {})
 PART = 5 << 20
@@ -49,7 +49,7 @@ class Scene:
         self.client = client
         self.folder = folder
         self.clock = FakeClock()
-        buckets: ports.Buckets = Buckets(client) if client is not None else MemoryBuckets()
+        buckets: ports.Buckets = S3Buckets(client) if client is not None else MemoryBuckets()
         self.buckets: Any = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
         self.backends = Backends(buckets=self.buckets, blobs=self.blobs, reserved={}, clock=self.clock)

@@ -11,8 +11,8 @@ import redis.asyncio as redis
 from quire.model.errors import InvalidRequest, TooManyRequests
 from quire.model.events import CacheEvent, EventKind
 from quire.model.keys import ChunkKeys
-from quire_gateway import watching as module
-from quire_gateway.watching import Watching
+from quire_gateway.kv import watch as module
+from quire_gateway.kv.watch import EventWatch
 from quire_server.redis import CacheEvents
 
 
@@ -77,7 +77,7 @@ async def test_watchers_end_with_the_gateway_and_are_bounded(
 ) -> None:
     monkeypatch.setattr(module, "_WATCHERS_MAX", 1)
     monkeypatch.setattr(module, "_QUIET_S", 0.05)
-    watching = Watching(CacheEvents(any_redis, 10))
+    watching = EventWatch(CacheEvents(any_redis, 10))
     watcher: Any = watching.follow("")
     begun = await anext(watcher)
     again = await anext(watcher)
@@ -88,4 +88,4 @@ async def test_watchers_end_with_the_gateway_and_are_bounded(
     watching.end()
     async with asyncio.timeout(5):
         assert await coming is None
-    await anext(Watching(CacheEvents(any_redis, 10)).follow(""))
+    await anext(EventWatch(CacheEvents(any_redis, 10)).follow(""))

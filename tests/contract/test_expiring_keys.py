@@ -10,8 +10,8 @@ import pytest
 import redis.asyncio as redis
 
 from quire.testing.clock import FakeClock
-from quire_gateway.keyring import KeyRing
-from quire_gateway.revocation import Revocations
+from quire_gateway.access.keyring import KeyRing
+from quire_gateway.access.revocation import Revocations
 from quire_server.redis import AccessKeys
 
 

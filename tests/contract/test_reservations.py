@@ -10,7 +10,7 @@ from quire.model.errors import QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire_server.quotas import Quotas
-from quire_server.redis import Buckets, Images, Reservations
+from quire_server.redis import Images, Reservations, S3Buckets
 from quire_server.redis.access import salt_of
 
 SECRET = b"s" * 32
@@ -45,7 +45,7 @@ async def test_processes_at_one_moment_fill_the_room_and_no_more(any_redis: redi
     async def write() -> bool:
         quotas = Quotas(
             policy=lambda name: TenantPolicy(name, stored_bytes_max=799 if name == tenant else 0),
-            objects=Buckets(any_redis),
+            objects=S3Buckets(any_redis),
             images=Images(any_redis),
             reservations=Reservations(any_redis),
             secrets=[SECRET],

@@ -14,7 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.policy import TenantPolicy
 from quire.testing.clock import FakeClock
-from quire_gateway.retention import Retention
+from quire_gateway.kv.retention import Retention
 from quire_server.redis import PrefixIndex, RetainedBytes
 from quire_server.redis.retained import RETENTIONS_MAX
 

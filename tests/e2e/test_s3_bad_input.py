@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from quire_server.redis import AccessKeys, Buckets, connect
+from quire_server.redis import AccessKeys, S3Buckets, connect
 from quire_server.redis.access import Grant, Level
 from quire_tools.local import LocalCluster
 
@@ -301,7 +301,7 @@ def _resident_mib(pid: int) -> float:
 async def test_a_tenant_has_so_many_buckets(scene: Scene) -> None:
     """A bucket that the tenant has can be created again."""
     redis = connect(scene.cluster.redis_url)
-    buckets, keys = Buckets(redis), AccessKeys(redis, scene.cluster.secret.encode())
+    buckets, keys = S3Buckets(redis), AccessKeys(redis, scene.cluster.secret.encode())
     key = await keys.create("hoarder")
     for number in range(1000):
         await buckets.create("hoarder", f"b{number}", 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from quire_server.redis import AccessKeys, Buckets, connect
+from quire_server.redis import AccessKeys, S3Buckets, connect
 from quire_tools.local import LocalCluster
 
 
@@ -13,6 +13,6 @@ async def access(cluster: LocalCluster, name: str, bucket: str) -> tuple[str, st
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
     made = await keys.create(name, ())
-    assert await Buckets(redis).create(name, bucket, time.time())
+    assert await S3Buckets(redis).create(name, bucket, time.time())
     await redis.aclose()
     return made.name, keys.secret(made)

@@ -15,7 +15,7 @@ from quire_storage.adapters import drives
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.pool_format import pack_superblock, read_superblock
 from quire_storage.errors import DriveUnusable, ForeignPool
-from quire_storage.pool import Pool, PoolSettings
+from quire_storage.tiers.pool import Pool, PoolSettings
 
 MIB = 1 << 20
 

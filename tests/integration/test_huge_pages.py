@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.model.errors import ConfigInvalid
-from quire_storage.arena import Arena
+from quire_storage.tiers.arena import Arena
 
 FREE = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("HugePages_Free"))
 PAGES = int(FREE.split()[1])

@@ -17,7 +17,7 @@ import pytest_asyncio
 from quire.client.buffers import Buffer
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import QuireError, TargetInvalid
-from quire.transport import OFF, AddressNonce, NearestTransport, data_plane, decode_message
+from quire.transport import OFF, AddressNonce, AutoTransport, data_plane, decode_message
 from quire_storage.adapters.nonces import NonceSender
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 class _Client:
     """A process on the data plane, and a piece of its memory."""
 
-    def __init__(self, transport: NearestTransport) -> None:
+    def __init__(self, transport: AutoTransport) -> None:
         self.buffer = Buffer.allocate(transport, 64)
         self.halves: asyncio.Queue[bytes] = asyncio.Queue()
         transport.on_message(self._on_message)

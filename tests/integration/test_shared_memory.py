@@ -23,7 +23,7 @@ import pytest
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, PeerLost, TargetInvalid
-from quire.transport import OFF, NearestTransport, SharedMemoryTransport, data_plane
+from quire.transport import OFF, AutoTransport, SharedMemoryTransport, data_plane
 from quire.transport.memory import MemoryTransport
 from quire.transport.shared_memory import SharedRegion
 from quire.transport.unix_socket import swept
@@ -344,8 +344,8 @@ class _NoWay(MemoryTransport):
 async def test_who_cannot_be_reached_by_ucx_is_not_connected_to(tmp_path: Path) -> None:
     """UCX would end that process: shared memory is all that there is, and its failure costs that transfer only."""
     ways = [_NoWay(), _NoWay()]
-    client = NearestTransport(ways[0], SharedMemoryTransport(tmp_path), wary=True)
-    node = NearestTransport(ways[1], SharedMemoryTransport(tmp_path))
+    client = AutoTransport(ways[0], SharedMemoryTransport(tmp_path), wary=True)
+    node = AutoTransport(ways[1], SharedMemoryTransport(tmp_path))
     await client.start()
     await node.start()
     client.connect(node.address)
@@ -373,7 +373,7 @@ async def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.
 
 
 async def _moves(
-    node: NearestTransport, other: NearestTransport, memory: np.ndarray[Any, Any] | None, *, start: bool = True
+    node: AutoTransport, other: AutoTransport, memory: np.ndarray[Any, Any] | None, *, start: bool = True
 ) -> None:
     if start:
         await other.start()

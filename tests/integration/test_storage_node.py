@@ -28,10 +28,10 @@ from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
-from quire_storage.delivery import DeliverCall
-from quire_storage.ingest import IngestCall
+from quire_storage.delivery.delivery import DeliverCall
+from quire_storage.ingest.ingest import IngestCall
+from quire_storage.node import StorageNode
 from quire_storage.ports import AdmissionRequest, Grant, Ports
-from quire_storage.runtime import StorageNode
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
 ROOM = Shape(LAYOUT.num_layers, LAYOUT.slice_bytes).slot_bytes

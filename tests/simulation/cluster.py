@@ -30,15 +30,15 @@ from quire.wire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
 from quire.wire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from quire.wire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
+from quire_gateway.access.addresses import WorkerAddresses
+from quire_gateway.access.admission import Admission
+from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
-from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
-from quire_gateway.key_derivation import SameKeys
-from quire_gateway.retention import Retention
-from quire_gateway.runtime import Gateway
+from quire_gateway.kv.retention import Retention
+from quire_gateway.kv.transfers import KvTransfers
 from quire_gateway.s3.backends import Backends
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import OrchestratorConfig
@@ -49,17 +49,17 @@ from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
 from quire_server.clock import ClusterClock
+from quire_server.cluster_view import RefreshedView
 from quire_server.heartbeat import Heartbeat
 from quire_server.lookups import Lookups, LookupSettings
+from quire_server.membership_log import KnownNodes
 from quire_server.permits import PermitChecker
-from quire_server.picture import View
 from quire_server.redis import Membership
 from quire_server.redis.connection import metadata_errors
-from quire_server.roster import Roster
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
+from quire_storage.node import StorageNode
 from quire_storage.ports import Ports
-from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
 from tests.simulation.metadata import EPOCH_MS, Metadata
@@ -317,7 +317,7 @@ class Cluster:
         self._announce(process, describe, lambda news: None, clock)
         return scheduler
 
-    async def _start_gateway(self, process: Process) -> Gateway:
+    async def _start_gateway(self, process: Process) -> KvTransfers:
         config = GatewayConfig(
             cluster_secret=SECRET,
             node_id=process.name,
@@ -329,14 +329,14 @@ class Cluster:
         channels: Any = SimChannels(self.network, process)
         members = Membership(cast(Any, self.metadata.client()))
         clock = ClusterClock(SimClock(self.loop, process), members.now_ms)
-        gateway = Gateway(
+        gateway = KvTransfers(
             config=config,
             allocator=GrpcAllocator(config, channels),
             nodes=GrpcStorageNodes(config, channels, clock),
         )
         nothing: Any = None
         index = self.metadata.new_index()
-        view = View(
+        view = RefreshedView(
             members=members,
             tenants=Policies(self.policies),
             clock=clock,
@@ -344,7 +344,7 @@ class Cluster:
         )
         await view.start()
         settings = LookupSettings(secrets=(SECRET.encode(),))
-        lookups = Lookups(settings=settings, index=index, picture=view, profiles=Profiles(None), clock=clock)
+        lookups = Lookups(settings=settings, index=index, view=view, profiles=Profiles(None), clock=clock)
         admission = Admission(config, nothing, clock)
         admission.start()
         stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
@@ -422,7 +422,7 @@ class Cluster:
         clock = ClusterClock(SimClock(self.loop, process))
         permits = PermitSigner(SECRET.encode())
         transport = member.transport = SimNearestTransport(self.fabric, process)
-        disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", Roster()
+        disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", KnownNodes()
         ports = Ports(
             index=GrpcClusterIndex(channels, config.orchestrator_address),
             rates=GrpcRateSource(channels, ["scheduler"], "default"),
@@ -458,7 +458,7 @@ class Cluster:
         describe: Callable[[], Node],
         on_news: Callable[[Any], None],
         clock: ClusterClock,
-        roster: Roster | None = None,
+        roster: KnownNodes | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
         heartbeat = Heartbeat(

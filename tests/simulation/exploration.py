@@ -19,10 +19,10 @@ from typing import Final
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
+from tests.simulation.exhaustive.cluster import Cluster
+from tests.simulation.exhaustive.model import Broken, Evict, Read, Scenario, Store, told
+from tests.simulation.exhaustive.states import fingerprint, frozen
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.tiny.cluster import Cluster
-from tests.simulation.tiny.model import Broken, Evict, Read, Scenario, Store, told
-from tests.simulation.tiny.states import fingerprint, frozen
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,26 +19,26 @@ from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import Entry
 from quire.transport.copying import CopyStream
 from quire_gateway.grpc.sessions import Session
-from quire_gateway.runtime import Gateway
+from quire_gateway.kv.transfers import KvTransfers
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.evictions import Evictions
 from quire_server.clock import ClusterClock
 from quire_server.redis import PrefixIndex, membership
-from quire_storage.arena import Arena
-from quire_storage.batches import Batches, Promotions
+from quire_storage.cluster.integrity import Integrity
+from quire_storage.cluster.reconciler import Reconciler
+from quire_storage.cluster.registry import Registry
+from quire_storage.cluster.replication import Replicator
 from quire_storage.core import pool_format, residency
 from quire_storage.core.residency import Residency
-from quire_storage.delivery import Delivery
-from quire_storage.ingest import IngestCall
-from quire_storage.integrity import Integrity
-from quire_storage.object_store import ObjectStore
-from quire_storage.pool import Pool
-from quire_storage.reconciler import Reconciler
-from quire_storage.registry import Registry
-from quire_storage.replication import Replicator
-from quire_storage.stores import Stores
-from quire_storage.tiers import Tiers
+from quire_storage.delivery.batches import Batches, Promotions
+from quire_storage.delivery.delivery import Delivery
+from quire_storage.ingest.ingest import IngestCall
+from quire_storage.ingest.stores import Stores
+from quire_storage.tiers.arena import Arena
+from quire_storage.tiers.object_tier import ChunkObjects
+from quire_storage.tiers.pool import Pool
+from quire_storage.tiers.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ MUTATIONS: dict[str, Mutation] = {
     "unnamed-objects": Mutation(
         0,
         "all objects of a chunk have one name, so that late requests affect objects of later entries",
-        (_edit(ObjectStore, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
+        (_edit(ChunkObjects, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
         tested="tests/unit/storage/test_object_fetch.py",
     ),
     "unmapped-landing": Mutation(
@@ -324,7 +324,7 @@ MUTATIONS: dict[str, Mutation] = {
     "unstopped-nodes": Mutation(
         0,
         "a node is not asked to stop a transfer that its client has aborted before it began there",
-        (_edit(Gateway, "_stop", "await self._nodes.stop(", "await _no_stop("),),
+        (_edit(KvTransfers, "_stop", "await self._nodes.stop(", "await _no_stop("),),
         found_by="stays lent although all nodes are well",
         seed=7,
     ),
@@ -482,7 +482,7 @@ async def _no_stop(*arguments: Any) -> None:
     raise NodeUnavailable("not asked")
 
 
-vars(sys.modules[Gateway.__module__])["_no_stop"] = _no_stop
+vars(sys.modules[KvTransfers.__module__])["_no_stop"] = _no_stop
 
 
 async def _none() -> Any:

@@ -24,10 +24,10 @@ import structlog
 
 from quire.testing.simulation import SimulatedLoop, simulate
 from tests import fork_server
+from tests.simulation.faults import ALL_FAULTS
 from tests.simulation.metadata import close_server
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.results import Result, Results, commit_of
-from tests.simulation.troubles import ALL_FAULTS
 from tests.simulation.world import Day
 
 ROOT = Path(__file__).resolve().parents[2]

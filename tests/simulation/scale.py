@@ -13,11 +13,11 @@ import quire_server.redis.index as index_module
 import quire_server.redis.slots as slots_module
 from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
 from quire.testing.simulation.shared_memory import wait_in_thread
-from quire_storage import batches as batches_at_node
-from quire_storage import delivery as delivery_at_node
-from quire_storage import hot_copies as hot_at_node
-from quire_storage import replication as replication_at_node
 from quire_storage.adapters import cluster as cluster_at_node
+from quire_storage.cluster import hot_copies as hot_at_node
+from quire_storage.cluster import replication as replication_at_node
+from quire_storage.delivery import batches as batches_at_node
+from quire_storage.delivery import delivery as delivery_at_node
 
 BUCKET_CHUNKS: Final = 4
 """Of the index: so that prefixes cross its buckets."""

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from tests import fork_server
+from tests.simulation.exhaustive.model import Scenario
 from tests.simulation.exploration import SCENARIOS, explore
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import ROOT
-from tests.simulation.tiny.model import Scenario
 
 _STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "1000"))
 

@@ -25,14 +25,14 @@ from quire.testing.simulation import Process, SimChannels, SimNearestTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
 from tests.simulation.buckets import BucketLoad
+from tests.simulation.checks import LEASE_MS, Checks
 from tests.simulation.cluster import GATEWAYS, Cluster
 from tests.simulation.contents import UNUSED, check_chunk, check_layer
+from tests.simulation.faults import Faults
 from tests.simulation.history import History
-from tests.simulation.inspection import LEASE_MS, Inspection
-from tests.simulation.listening import listen
+from tests.simulation.observer import listen
 from tests.simulation.prefixes import Prefix, bounds, content, prefixes
 from tests.simulation.scale import HOT, scale
-from tests.simulation.troubles import Troubles
 from tests.simulation.unchained import UnchainedLoad
 
 _OPERATION_S = 60.0
@@ -111,7 +111,7 @@ class Day:
         loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
         if not self.reads_only:
             loads.append(asyncio.create_task(buckets.run()))
-        trouble = Troubles(self)
+        trouble = Faults(self)
         troubles = asyncio.create_task(trouble.troubles())
         try:
             await asyncio.gather(*loads)
@@ -120,7 +120,7 @@ class Day:
             await asyncio.gather(troubles, return_exceptions=True)
         await asyncio.gather(*trouble.healers)
         self.cluster.policies.clear()
-        inspection = Inspection(self)
+        inspection = Checks(self)
         await inspection.quiet()
         await inspection.promises()
         if not self.reads_only:
@@ -348,7 +348,7 @@ class Day:
             self.tell(f"acknowledged at {level.value}", kept)
         if disturbed == self.disturbed:
             for key in promised:
-                Inspection(self).readable(key, "acknowledged, and not readable at that moment")
+                Checks(self).readable(key, "acknowledged, and not readable at that moment")
 
     @staticmethod
     async def finish(session: StoreSession) -> Any:

@@ -13,7 +13,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.profile import Profiles
 from quire.testing import FakeClock
-from quire_gateway.retention import Retention
+from quire_gateway.kv.retention import Retention
 from quire_server.clock import ClusterClock
 from quire_server.lookups import Lookups, LookupSettings, Question
 
@@ -95,7 +95,7 @@ async def test_pins_before_the_first_heartbeat_end_by_the_clock_of_redis() -> No
     keys = ChunkKeys(bytes(32))
     retention = Retention(redis, clock, 60)
     settings = LookupSettings(secrets=(b"s",))
-    lookups = Lookups(settings=settings, index=redis, picture=redis, profiles=Profiles(None), clock=clock)
+    lookups = Lookups(settings=settings, index=redis, view=redis, profiles=Profiles(None), clock=clock)
     redis.down = True
     with pytest.raises(MetadataUnavailable):
         await retention.retain(namespace, keys, 5_000)

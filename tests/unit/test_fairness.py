@@ -22,7 +22,7 @@ from quire.transport.fair_threads import FairThreads
 from quire_server.core.shares import SharedBound
 from quire_server.shared_room import SharedRoom
 from quire_server.turns import FairTurns
-from quire_storage.fair_queue import FairQueue
+from quire_storage.delivery.fair_queue import FairQueue
 
 _PLACES: Final = 4
 _GREEDY, _ASKED, _WORK_S = 200, 100, 1.0
@@ -168,11 +168,11 @@ def test_first_come_first_served_would_fail() -> None:
 
 
 _UNSHARED: Final = {
-    "services/storage/quire_storage/integrity.py": "repairs, which no tenant asks for",
-    "services/storage/quire_storage/replication.py": "copies between nodes",
-    "services/storage/quire_storage/stores.py": "groups of one store",
+    "services/storage/quire_storage/cluster/integrity.py": "repairs, which no tenant asks for",
+    "services/storage/quire_storage/cluster/replication.py": "copies between nodes",
+    "services/storage/quire_storage/ingest/stores.py": "groups of one store",
     "services/storage/quire_storage/adapters/gds.py": "counts finished reads",
-    "services/gateway/quire_gateway/own_memory.py": "deletions of one request",
+    "services/gateway/quire_gateway/images/service.py": "deletions of one request",
     "libs/quire_server/redis/connection.py": "connections to Redis, each held for one command",
 }
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from quire_server.telemetry.lag import _TICK_S, _Ticks, samples
+from quire_server.telemetry.loop_lag import _TICK_S, _Ticks, samples
 
 
 def test_a_long_stall_counts_for_each_tick() -> None:

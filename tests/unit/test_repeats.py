@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import structlog
 
-from quire_server.telemetry.repeats import Repeats
+from quire_server.telemetry.log_dedup import LogDedup
 
 
 class _Log:
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.repeats = Repeats(lambda: self.now_s)
+        self.repeats = LogDedup(lambda: self.now_s)
         self.lines: list[dict[str, Any]] = []
 
     def say(self, event: str, level: str = "warning", **fields: object) -> None:

@@ -17,8 +17,8 @@ from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, descriptor_of, lookup_of
 from quire.client.own_address import OwnAddress
 from quire.client.quarantine import Quarantine
-from quire.client.reachability import Reachability
 from quire.client.retrieval import Retrieval, first_of, retrieved
+from quire.client.route_check import RouteCheck
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
@@ -99,7 +99,7 @@ class QuireClient:
             self._transport = data_plane_of_environment()
         await self._transport.start()
         self._transport.on_message(self._on_message)
-        self._reachability = Reachability(self._transport, self.status)
+        self._reachability = RouteCheck(self._transport, self.status)
         self._own_address = OwnAddress(self._transport, self._stub, self._timeout_s)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import Any, Final
 
 from quire.client.buffers import Buffer
-from quire.client.reachability import NO_WAY
+from quire.client.route_check import NO_WAY
 from quire.model.address_proof import HALF_BYTES, Step
 from quire.model.errors import (
     AddressUnproven,

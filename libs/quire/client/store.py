@@ -12,7 +12,7 @@ from typing import Any, Final
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import end_of, seen
 from quire.client.quiescence import Quiescence, when_unheard
-from quire.client.reachability import NO_WAY
+from quire.client.route_check import NO_WAY
 from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, PeerLost, QuireError, by_code
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer

@@ -25,7 +25,7 @@ from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
-from quire.integrations.absence import Absence
+from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import Owner, Place, address_of, memory_at
 from quire.integrations.settings import read_settings
 from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
@@ -89,7 +89,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._transfers = ObjectTransfers(settings, arena)
         self._client, self._objects = self._transfers.client, self._transfers.objects
         self._version = f"lmcache {'.'.join(version('lmcache').split('.')[:2])}/{settings.weights}"
-        self._absence = Absence(settings.away_s, "LMCache")
+        self._absence = CircuitBreaker(settings.away_s, "LMCache")
         self._lock = threading.Lock()
         self._tasks = 0
         self._sizes: dict[tuple[str, int], dict[int, None]] = {}

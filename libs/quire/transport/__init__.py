@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from quire.model.errors import ConfigInvalid
+from quire.transport.auto import AutoTransport, ucx_address
 from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
 from quire.transport.messages import AddressNonce, LayerProduced, LayerReady, Message, Quiesced, Stalled, decode_message
-from quire.transport.nearest import NearestTransport, ucx_address
 from quire.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "OFF",
     "AddressNonce",
+    "AutoTransport",
     "LayerProduced",
     "LayerReady",
     "Message",
-    "NearestTransport",
     "PayloadStream",
     "Peer",
     "Quiesced",
@@ -41,22 +41,22 @@ OFF: Final = "off"
 
 def data_plane(
     shared_memory: str | Path = "", uids: Collection[int] = (), *, wary: bool = False, ucx_tls: str = ""
-) -> NearestTransport:
+) -> AutoTransport:
     """The running loop's. `ucx_tls`: transports of UCX, e.g. "rc,tcp"; empty lets UCX choose.
 
     `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: users whose
-    processes are dealt with beside this user's. `wary`: see `NearestTransport`.
+    processes are dealt with beside this user's. `wary`: see `AutoTransport`.
 
     Raises `ConfigInvalid` where UCX is not installed.
     """
     ucx = ucx_transport(**({"TLS": ucx_tls} if ucx_tls else {}))
     if shared_memory == OFF:
-        return NearestTransport(ucx, None, "switched off here")
+        return AutoTransport(ucx, None, "switched off here")
     folder = Path(shared_memory) if shared_memory else None
-    return NearestTransport(ucx, SharedMemoryTransport(folder, uids), required=folder is not None, wary=wary)
+    return AutoTransport(ucx, SharedMemoryTransport(folder, uids), required=folder is not None, wary=wary)
 
 
-def data_plane_of_environment() -> NearestTransport:
+def data_plane_of_environment() -> AutoTransport:
     """As QUIRE_SHARED_MEMORY and QUIRE_SHARED_MEMORY_UIDS say."""
     uids = users(os.environ.get("QUIRE_SHARED_MEMORY_UIDS", ""))
     return data_plane(os.environ.get("QUIRE_SHARED_MEMORY", ""), uids, wary=True)

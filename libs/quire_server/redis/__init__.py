@@ -2,7 +2,6 @@
 
 from quire_server.redis.access import AccessKeys
 from quire_server.redis.acts import Acts
-from quire_server.redis.buckets import Buckets
 from quire_server.redis.capacity import RedisCapacity
 from quire_server.redis.connection import connect
 from quire_server.redis.events import CacheEvents
@@ -16,11 +15,11 @@ from quire_server.redis.policies import Policies
 from quire_server.redis.probe import RedisProbe
 from quire_server.redis.reservations import Reservations
 from quire_server.redis.retained import RetainedBytes
+from quire_server.redis.s3_buckets import S3Buckets
 
 __all__ = [
     "AccessKeys",
     "Acts",
-    "Buckets",
     "CacheEvents",
     "Images",
     "Kept",
@@ -32,6 +31,7 @@ __all__ = [
     "RedisProbe",
     "Reservations",
     "RetainedBytes",
+    "S3Buckets",
     "connect",
     "key_secret",
 ]

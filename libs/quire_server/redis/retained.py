@@ -55,7 +55,7 @@ end
 
 
 class RetainedBytes:
-    """The retentions of tenants with limits; see `quire_gateway.retention`."""
+    """The retentions of tenants with limits; see `quire_gateway.kv.retention`."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

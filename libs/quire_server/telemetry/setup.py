@@ -30,11 +30,11 @@ from opentelemetry.sdk.trace.export import (
 )
 
 from quire.telemetry.trace import in_request
+from quire_server.telemetry.log_dedup import LogDedup
 from quire_server.telemetry.recent_spans import recent_spans, record_of
-from quire_server.telemetry.repeats import Repeats
 
 _SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
-repeats: Final = Repeats()
+repeats: Final = LogDedup()
 _URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
 

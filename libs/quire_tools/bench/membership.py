@@ -28,7 +28,7 @@ from quire.wire.channels import ChannelPool
 from quire.wire.credentials import Caller
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.heartbeat import Heartbeat
-from quire_server.roster import Roster
+from quire_server.membership_log import KnownNodes
 from quire_storage.adapters.cluster import GrpcPeers
 from quire_tools.bench.report import Report, Row
 from quire_tools.local import LocalCluster
@@ -54,7 +54,7 @@ class _Member:
             stats=_STATS,
             notes={"io": "io_uring", "data plane": "ucx"},
         )
-        roster, clock = Roster(), ClusterClock(SystemClock())
+        roster, clock = KnownNodes(), ClusterClock(SystemClock())
         self._heartbeat = Heartbeat(
             self.channels, orchestrator, lambda: self._node, roster=roster, secret=secret, clock=clock
         )

@@ -17,7 +17,7 @@ from quire.telemetry import names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Costs
 from quire_decoder.device import Device
-from quire_decoder.lanes import EncodingLanes
+from quire_decoder.encoders import Encoders
 from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
 from quire_server.turns import FairTurns
 
@@ -53,7 +53,7 @@ class Pipeline:
         self._fetching = FairTurns(config.fetches_max)
         self._unpacked = FairTurns(2 * config.batch_max + config.threads)
         self._threads = ThreadPoolExecutor(config.threads, "decoder")
-        self._lanes = EncodingLanes(config, encoder, make_encoder_process)
+        self._lanes = Encoders(config, encoder, make_encoder_process)
         self._fetches: set[asyncio.Task[bytes]] = set()
         self.device = Device(vae, config.batch_max)
 

@@ -20,7 +20,7 @@ from quire.telemetry import logger, names, tracer
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Form
-from quire_decoder.keeping import Keeping
+from quire_decoder.lossless_writer import LosslessWriter
 from quire_decoder.pictures import EncodedLatent, Pictures, ReadPicture
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
@@ -100,7 +100,7 @@ class Decoder:
         )
         self._running: dict[bytes, _Running] = {}
         self._pictures = Pictures(self._pipeline, read_picture, lambda: vae.known, config.pixels_max)
-        self._keeping = Keeping(self._pipeline, self._keep_image)
+        self._keeping = LosslessWriter(self._pipeline, self._keep_image)
         self._joined = self._fetched = 0
 
     @property

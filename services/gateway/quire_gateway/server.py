@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from quire import PROTOCOL_VERSION
-from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
+from quire.client.route_check import RouteCheck
 from quire.model.errors import Unavailable
 from quire.model.images import record_name
 from quire.model.nodes import GatewayInfo, Node
@@ -26,6 +26,12 @@ from quire.wire.v1.gateway_pb2_grpc import (
     add_GatewayServiceServicer_to_server,
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.access.addresses import WorkerAddresses
+from quire_gateway.access.admission import Admission
+from quire_gateway.access.audit import AuditLog
+from quire_gateway.access.key_acts import KeyActs
+from quire_gateway.access.key_derivation import DerivedKeys, KeyDerivation, SameKeys
+from quire_gateway.access.keyring import KeyRing
 from quire_gateway.adapters.blobs import ObstoreBlobs, ObstoreChunks
 from quire_gateway.adapters.cluster import (
     GrpcAllocator,
@@ -37,46 +43,39 @@ from quire_gateway.adapters.cluster import (
     GrpcStorageNodes,
 )
 from quire_gateway.adapters.spans import GrpcClusterSpans
-from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission
-from quire_gateway.audit import AuditLog
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.http.frontend import ImagesFrontend
-from quire_gateway.images import ImageGateway
-from quire_gateway.key_acts import KeyActs
-from quire_gateway.key_derivation import DerivedKeys, KeyDerivation, SameKeys
-from quire_gateway.keyring import KeyRing
-from quire_gateway.latents import LatentGateway
-from quire_gateway.leases import Leases
-from quire_gateway.own_memory import OwnMemory
-from quire_gateway.owners import ImageOwners
+from quire_gateway.images.latents import LatentGateway
+from quire_gateway.images.owners import ImageOwners
+from quire_gateway.images.pictures import Pictures
+from quire_gateway.images.reads import ImageReads
+from quire_gateway.images.service import ImageService
+from quire_gateway.images.vaes import KnownVaes
+from quire_gateway.images.warming import Warming
+from quire_gateway.kv.leases import Leases
+from quire_gateway.kv.retention import Retention
+from quire_gateway.kv.single_chunk import SingleChunkReads
+from quire_gateway.kv.transfers import KvTransfers
+from quire_gateway.kv.watch import EventWatch
 from quire_gateway.page import PageFrontend
-from quire_gateway.pictures import Pictures
-from quire_gateway.retention import Retention
-from quire_gateway.runtime import Gateway
 from quire_gateway.s3.access import LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.backend import Backend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import WHOLE_BODIES, ChunkBackend, LatentBackend
-from quire_gateway.single import SingleReads
-from quire_gateway.vaes import KnownVaes
-from quire_gateway.warming import Warming
-from quire_gateway.watching import Watching
 from quire_server.clock import Clock, ClusterClock, SystemClock
+from quire_server.cluster_view import RefreshedView
 from quire_server.connections import ASIDE_SHARE
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
-from quire_server.picture import View
 from quire_server.quotas import Quotas
 from quire_server.redis import (
     AccessKeys,
     Acts,
-    Buckets,
     CacheEvents,
     Images,
     Membership,
@@ -85,6 +84,7 @@ from quire_server.redis import (
     RedisProbe,
     Reservations,
     RetainedBytes,
+    S3Buckets,
     connect,
     key_secret,
 )
@@ -111,12 +111,12 @@ def _s3_frontend(
     admission: Admission,
     keys: KeyRing,
     redis: Any,
-    view: View,
+    view: RefreshedView,
     channels: ChannelPool,
-    gateway: Gateway,
-    singles: SingleReads,
+    gateway: KvTransfers,
+    singles: SingleChunkReads,
     leases: Leases,
-    images: OwnMemory,
+    images: ImageService,
     memory: RemoteMemory,
     boundary: _Boundary,
     clock: Clock,
@@ -134,7 +134,7 @@ def _s3_frontend(
         ),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    buckets = Buckets(redis)
+    buckets = S3Buckets(redis)
     quotas = Quotas(
         policy=view.policy,
         objects=buckets,
@@ -166,15 +166,15 @@ def _s3_frontend(
 def _listeners(
     *,
     config: GatewayConfig,
-    gateway: Gateway,
-    images: ImageGateway,
+    gateway: KvTransfers,
+    images: ImageReads,
     latents: LatentGateway,
-    own: OwnMemory,
+    own: ImageService,
     admission: Admission,
     lookups: Lookups,
     retention: Retention,
     boundary: _Boundary,
-    watching: Watching,
+    watching: EventWatch,
     channels: ChannelPool,
     clock: Clock,
 ) -> tuple[Server, list[Server], Sessions]:
@@ -229,26 +229,28 @@ def _listeners(
     return members, others, servicer.sessions
 
 
-def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Lookups]:
+def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[RefreshedView, Lookups]:
     """The read path: the cluster as this gateway sees it, and look-ups."""
-    view = View(members=Membership(redis), tenants=Policies(redis), clock=clock, refresh_s=config.members_ms / 1000)
+    view = RefreshedView(
+        members=Membership(redis), tenants=Policies(redis), clock=clock, refresh_s=config.members_ms / 1000
+    )
     settings = LookupSettings(
         secrets=config.secrets, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
     )
     index = PrefixIndex(redis)
     profiles = Profiles(Path(config.profiles) if config.profiles else None)
-    return view, Lookups(settings=settings, index=index, picture=view, profiles=profiles, clock=clock)
+    return view, Lookups(settings=settings, index=index, view=view, profiles=profiles, clock=clock)
 
 
-def _retention(config: GatewayConfig, redis: Any, view: View, clock: Clock) -> Retention:
+def _retention(config: GatewayConfig, redis: Any, view: RefreshedView, clock: Clock) -> Retention:
     index, retained = PrefixIndex(redis), RetainedBytes(redis)
     return Retention(index, clock, config.retention_s_max, policy=view.policy, retained=retained)
 
 
 def _image_gateway(
     config: GatewayConfig, channels: ChannelPool, redis: Any, owners: ImageOwners, decoders: GrpcDecoders, clock: Clock
-) -> ImageGateway:
-    return ImageGateway(
+) -> ImageReads:
+    return ImageReads(
         entries=Images(redis),
         owners=owners,
         router=GrpcRouter(config, channels),
@@ -260,15 +262,15 @@ def _image_gateway(
 
 def _own_memory(
     config: GatewayConfig,
-    images: ImageGateway,
+    images: ImageReads,
     latents: LatentGateway,
     catalogue: GrpcCatalogue,
     memory: RemoteMemory,
     vaes: KnownVaes,
     reach: Callable[[], Awaitable[None]],
     warming: Warming,
-) -> OwnMemory:
-    return OwnMemory(
+) -> ImageService:
+    return ImageService(
         images=images,
         latents=latents,
         catalogue=catalogue,
@@ -284,7 +286,7 @@ def _own_memory(
 def _described(
     config: GatewayConfig,
     incarnation: str,
-    gateway: Gateway,
+    gateway: KvTransfers,
     lookups: Lookups,
     sessions: Sessions,
     admission: Admission,
@@ -312,7 +314,7 @@ async def _live(
     others: Sequence[Server],
     frontends: Sequence[_HttpFrontend],
     sessions: Sessions,
-    watching: Watching,
+    watching: EventWatch,
 ) -> None:
     """Open the other frontends, then the members', until SIGTERM; close them in that order."""
 
@@ -325,7 +327,9 @@ async def _live(
     await member(frontends=(stop,), stopping=sessions.leave)
 
 
-async def _boundary(config: GatewayConfig, redis: Any, view: View, nodes: GrpcStorageNodes, clock: Clock) -> _Boundary:
+async def _boundary(
+    config: GatewayConfig, redis: Any, view: RefreshedView, nodes: GrpcStorageNodes, clock: Clock
+) -> _Boundary:
     """Set up the isolation of tenants.
 
     Raises:
@@ -355,22 +359,22 @@ async def serve(config: GatewayConfig) -> None:
     incarnation = os.urandom(8).hex()
     clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
     allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
-    gateway, members = Gateway(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
+    gateway, members = KvTransfers(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
     catalogue = GrpcCatalogue(config, channels)
     view, lookups = _reading(config, redis, clock)
     owners, decoders = ImageOwners(view, clock), GrpcDecoders(config, channels)
     images = _image_gateway(config, channels, redis, owners, decoders, clock)
-    leases, singles = Leases(lookups), SingleReads(lookups, gateway)
+    leases, singles = Leases(lookups), SingleChunkReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
     await (transport := data_plane(OFF)).start()
     memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
-    reach = Reachability(transport, members.nodes).check
+    reach = RouteCheck(transport, members.nodes).check
     own = _own_memory(config, images, latents, catalogue, memory, vaes, reach, warming)
     boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
-    audit, watching = AuditLog(config.audit_log, clock, collector), Watching(CacheEvents(redis))
+    audit, watching = AuditLog(config.audit_log, clock, collector), EventWatch(CacheEvents(redis))
     admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
     server, others, sessions = _listeners(
         config=config,

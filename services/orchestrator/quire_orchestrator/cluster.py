@@ -22,7 +22,7 @@ from quire_server import tasks
 from quire_server.clock import ClusterClock
 from quire_server.core.placement import link_rates_of
 from quire_server.heartbeat import ClusterNews
-from quire_server.roster import Changes, RosterLog
+from quire_server.membership_log import MembershipChanges, MembershipLog
 
 _REPORT_MS: Final = 2.5
 _UNPROVEN: Final = "QUIRE_ACCEPT_UNPROVEN"
@@ -61,7 +61,7 @@ class Cluster:
         self._tick = 0
         self._closed = False
         self._storage: dict[str, Node] = {}
-        self._roster = RosterLog()
+        self._roster = MembershipLog()
         self._listing_due_s: dict[str, float] = {}
         self._unusable: dict[str, str] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -75,14 +75,14 @@ class Cluster:
         self._closed = True  # the channels close next; that is no sign of dead nodes
         await tasks.end([self._refresher, *self._watchers.values()])
 
-    async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, Changes]:
+    async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, MembershipChanges]:
         """Keep a member alive; milliseconds until it should report again, what is new, and, for a storage node, what of
         the others has changed since it knew that version.
         """
         await self._renew(node)
         self.live[node.node_id] = node
         if node.role is not Role.STORAGE:
-            return self._interval_ms, ClusterNews(self._epoch, self._policies.theta_bytes), Changes("")
+            return self._interval_ms, ClusterNews(self._epoch, self._policies.theta_bytes), MembershipChanges("")
         self._watch(node)
         self._storage[node.node_id] = node
         self._roster.look_at(node)

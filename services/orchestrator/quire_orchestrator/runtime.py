@@ -40,7 +40,7 @@ class Orchestrator:
             config=config, index=index, members=members, policies=self.policies, holders=holders, clock=clock
         )
         settings = LookupSettings(secrets=config.secrets)
-        self.lookups = Lookups(settings=settings, index=index, picture=cluster, profiles=Profiles(None), clock=clock)
+        self.lookups = Lookups(settings=settings, index=index, view=cluster, profiles=Profiles(None), clock=clock)
         placement = Placement(2 * config.heartbeat_ms / 1000)
         self.allocation = Allocation(index=index, cluster=cluster, holders=holders, placement=placement, clock=clock)
         self.evictions = Evictions(

@@ -30,7 +30,6 @@ from quire_server.grpc_server import Server
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
 from quire_server.redis import (
-    Buckets,
     CacheEvents,
     Images,
     Membership,
@@ -39,6 +38,7 @@ from quire_server.redis import (
     RedisCapacity,
     RedisProbe,
     Reservations,
+    S3Buckets,
     connect,
 )
 from quire_server.redis.access import salt_of
@@ -329,7 +329,7 @@ async def serve(config: OrchestratorConfig) -> None:
     catalogue = Images(redis)
     quotas = Quotas(
         policy=orchestrator.policies.of,
-        objects=Buckets(redis),
+        objects=S3Buckets(redis),
         images=catalogue,
         reservations=Reservations(redis),
         secrets=config.secrets,

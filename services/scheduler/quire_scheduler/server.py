@@ -13,8 +13,8 @@ from quire_scheduler.adapters.shelf import RedisCurveShelf
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
 from quire_scheduler.core.policy import Demand, Observation
+from quire_scheduler.curve_store import CurveStore
 from quire_scheduler.leadership import Leadership
-from quire_scheduler.memory import Memory
 from quire_scheduler.runtime import Scheduler
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
@@ -105,7 +105,9 @@ async def serve(config: SchedulerConfig) -> None:
         )
 
     await leadership.start()
-    memory = Memory(scheduler, leadership, RedisCurveShelf(Kept(redis, "curves")), clock) if redis is not None else None
+    memory = (
+        CurveStore(scheduler, leadership, RedisCurveShelf(Kept(redis, "curves")), clock) if redis is not None else None
+    )
     probe = RedisProbe(redis) if redis is not None else None
     if memory is not None and probe is not None:
         await memory.start()

@@ -28,8 +28,8 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageSe
 from quire_server import tasks
 from quire_server.clock import Clock, ClusterClock, SystemClock
 from quire_server.grpc_server import Server
+from quire_server.membership_log import KnownNodes
 from quire_server.permits import PermitChecker
-from quire_server.roster import Roster
 from quire_server.service import member_channels, member_tls, run_service, serve_member
 from quire_server.telemetry.metrics import redundancy
 from quire_storage.adapters.block_io import choose_block_io
@@ -37,12 +37,12 @@ from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRate
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.adapters.nonces import NonceSender
 from quire_storage.adapters.objects import ObstoreTier
+from quire_storage.cluster.redundancy import open_when_redundant
 from quire_storage.config import PREFIX, StorageConfig
-from quire_storage.delivery import DeliverCall
-from quire_storage.ingest import IngestCall
+from quire_storage.delivery.delivery import DeliverCall
+from quire_storage.ingest.ingest import IngestCall
+from quire_storage.node import StorageNode
 from quire_storage.ports import Nonces, Ports
-from quire_storage.redundancy import open_when_redundant
-from quire_storage.runtime import StorageNode
 
 
 class StorageServicer(StorageServiceServicer):
@@ -165,7 +165,7 @@ async def serve(config: StorageConfig) -> None:
     channels, incarnation = member_channels(config, "storage"), os.urandom(8).hex()
     clock, permits = ClusterClock(SystemClock()), PermitSigner(*config.secrets)
     transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
-    address, roster = config.orchestrator_address, Roster()
+    address, roster = config.orchestrator_address, KnownNodes()
     ports = Ports(
         index=GrpcClusterIndex(channels, address),
         rates=GrpcRateSource(channels, config.scheduler_addresses, config.link),

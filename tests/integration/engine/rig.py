@@ -20,19 +20,19 @@ from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
 from quire.transport.fair_threads import FairThreads
 from quire_server.clock import SystemClock
-from quire_storage.arena import Arena
-from quire_storage.batches import Batches, Promotions, Reading
+from quire_storage.cluster.integrity import Integrity
+from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
-from quire_storage.integrity import Integrity
-from quire_storage.pool import Pool, PoolSettings
-from quire_storage.registry import Registry
-from quire_storage.ring import Ring
-from quire_storage.tiers import Tiers
+from quire_storage.delivery.batches import Batches, Promotions, Reading
+from quire_storage.tiers.arena import Arena
+from quire_storage.tiers.pool import Pool, PoolSettings
+from quire_storage.tiers.ring import Ring
+from quire_storage.tiers.tiers import Tiers
 from tests.integration.engine.disk import SimDisk
 
 SHAPE = Shape(3, 4096)

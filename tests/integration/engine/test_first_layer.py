@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import quire_storage.core.plan as plan_module
-import quire_storage.delivery as delivery_module
+import quire_storage.delivery.delivery as delivery_module
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
 from quire.model.keys import ChunkKeys
@@ -20,12 +20,12 @@ from quire.model.ranges import ChunkRange
 from quire.transport import LayerReady, Message, Quiesced, SharedMemoryTransport, Transport, decode_message
 from quire.transport.memory import MemoryTransport
 from quire_server.clock import SystemClock
-from quire_storage.batches import ReadyBatch
 from quire_storage.core.plan import BatchPlan
-from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts
-from quire_storage.fair_queue import FairQueue, Wire
+from quire_storage.delivery.batches import ReadyBatch
+from quire_storage.delivery.delivery import DeliverCall, Delivery, DeliveryParts
+from quire_storage.delivery.fair_queue import FairQueue, Wire
+from quire_storage.delivery.rates import Rates
 from quire_storage.ports import AdmissionRequest, Grant
-from quire_storage.rates import Rates
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import SHAPE, Engine, key_of, payload_of
 

@@ -16,7 +16,7 @@ from quire.model.errors import ResourceExhausted
 from quire.model.fair_queue import FairQueue
 from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
-from quire_decoder.lanes import EncodingLanes
+from quire_decoder.encoders import Encoders
 from quire_decoder.ports import Pixels
 from quire_server.turns import FairTurns
 
@@ -109,7 +109,7 @@ class _Process:
 async def test_large_images_hold_no_small_one_up_and_end_when_cancelled() -> None:
     _Process.made.clear()
     config = DecoderConfig(cluster_secret="s" * 32, encode_short_pixels=100, threads=1)
-    lanes, wanted = EncodingLanes(config, _Encoder(), _Process), Rendering("webp")
+    lanes, wanted = Encoders(config, _Encoder(), _Process), Rendering("webp")
     large = [asyncio.create_task(lanes.encode(PIXELS, wanted, 101, "a")) for _ in range(3)]
     async with asyncio.timeout(20):
         assert await lanes.encode(PIXELS, wanted, 100, "b") == b"small"
@@ -133,7 +133,7 @@ async def test_what_no_thread_has_taken_when_the_lanes_close_is_told_so() -> Non
     """It was not cancelled by the one who asked."""
     _Process.made.clear()
     config = DecoderConfig(cluster_secret="s" * 32, encode_short_pixels=100, threads=1)
-    lanes, done = EncodingLanes(config, _Encoder(), _Process), threading.Event()
+    lanes, done = Encoders(config, _Encoder(), _Process), threading.Event()
     lanes._waiting.shutdown()
     lanes._waiting = ThreadPoolExecutor(1)
     lanes._waiting.submit(done.wait)

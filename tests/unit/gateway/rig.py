@@ -20,10 +20,10 @@ from quire.wire.v1.gateway_pb2_grpc import (
     GatewayServiceStub,
     add_GatewayServiceServicer_to_server,
 )
-from quire_gateway.admission import Admission, Principal
+from quire_gateway.access.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.sessions import Sessions
-from quire_gateway.touching import contacted, finished
+from quire_gateway.kv.contacted_nodes import contacted, finished
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.redis.access import AccessKey

@@ -12,8 +12,8 @@ from quire.model.descriptor import RdmaTarget
 from quire.model.errors import AddressUnproven, NoStorageNode, PeerLost, TargetInvalid, TooManyRequests
 from quire.model.nodes import Node, StorageInfo
 from quire.testing.clock import FakeClock
-from quire_gateway.addresses import PROOF_MS, WorkerAddresses
-from quire_gateway.admission import Principal
+from quire_gateway.access.addresses import PROOF_MS, WorkerAddresses
+from quire_gateway.access.admission import Principal
 
 ALICE, ANYBODY = Principal(tenant="alice", salts=(b"a" * 16,)), Principal()
 

@@ -12,7 +12,7 @@ from quire.model.errors import NotAllowed, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.testing import FakeClock
 from quire.wire.credentials import AUTHORIZATION, authorization, operator_token
-from quire_gateway.admission import Admission, Need, Principal
+from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import GatewayLate, TenantExhausted
 from quire_server.redis.access import AccessKey

@@ -10,8 +10,8 @@ import pytest
 
 from quire.model.errors import ChunkMissing, NotAllowed, Unauthenticated
 from quire.testing.clock import FakeClock
-from quire_gateway.admission import CALLER, Principal
-from quire_gateway.audit import AuditLog
+from quire_gateway.access.admission import CALLER, Principal
+from quire_gateway.access.audit import AuditLog
 from quire_gateway.core.s3_errors import S3Error
 from quire_server.redis.access import AccessKey
 from quire_server.telemetry.otlp_logs import OtlpLog

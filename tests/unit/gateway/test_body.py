@@ -10,8 +10,8 @@ import pytest
 from isal import isal_zlib
 
 from quire.model.index import NO_NAMESPACE, ChunkRecord
+from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.key_derivation import SameKeys
 from quire_gateway.ports import ChunkAttributes
 from quire_gateway.s3 import body as body_module
 from quire_gateway.s3.backend import Described
@@ -19,7 +19,7 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.reserved import ChunkBackend
 from quire_storage.core.chunks import Chunk
-from quire_storage.object_store import pack_object
+from quire_storage.tiers.object_tier import pack_object
 
 _KEY = bytes(range(32))
 _NAME = f"{NO_NAMESPACE.hex()}/{_KEY.hex()}"

@@ -10,14 +10,14 @@ import pytest
 
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
+from quire_gateway.access.key_derivation import DerivedKeys
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.key_derivation import DerivedKeys
 from quire_gateway.ports import ChunkAttributes
 from quire_gateway.s3 import reserved
 from quire_gateway.s3.listing import list_objects
 from quire_gateway.s3.reserved import ChunkBackend
 from quire_storage.core.chunks import Chunk
-from quire_storage.object_store import pack_object
+from quire_storage.tiers.object_tier import pack_object
 
 MINE, OTHERS = b"m" * 16, b"o" * 16
 

@@ -41,15 +41,15 @@ from quire.testing import FakeClock
 from quire.transport.memory import MemoryTransport
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import TransfersExhausted
-from quire_gateway.images import ImageGateway
-from quire_gateway.latents import LatentGateway
-from quire_gateway.leases import Leases
-from quire_gateway.own_memory import OwnMemory
-from quire_gateway.owners import ImageOwners
+from quire_gateway.images.latents import LatentGateway
+from quire_gateway.images.owners import ImageOwners
+from quire_gateway.images.reads import ImageReads
+from quire_gateway.images.service import ImageService
+from quire_gateway.images.vaes import KnownVaes
+from quire_gateway.kv.leases import Leases
+from quire_gateway.kv.single_chunk import SingleChunkReads
+from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, Placement, StoreCall, StoreSummary
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
-from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
-from quire_gateway.single import SingleReads
-from quire_gateway.vaes import KnownVaes
 from quire_server.lookups import Found, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
@@ -98,18 +98,18 @@ class World:
     builds: dict[str, str] = field(default_factory=dict)
     signer: str = ""
 
-    def gateway(self, **settings: Any) -> Gateway:
+    def gateway(self, **settings: Any) -> KvTransfers:
         this: Any = self
-        return Gateway(config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this)
+        return KvTransfers(config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this)
 
-    def singles(self) -> SingleReads:
+    def singles(self) -> SingleChunkReads:
         this: Any = self
-        return SingleReads(this, self.gateway())
+        return SingleChunkReads(this, self.gateway())
 
-    def own_memory(self, kept_bytes: int = 0) -> OwnMemory:
+    def own_memory(self, kept_bytes: int = 0) -> ImageService:
         this: Any = self
-        return OwnMemory(
-            images=ImageGateway(
+        return ImageService(
+            images=ImageReads(
                 entries=this, owners=ImageOwners(this, self.clock), router=this, decoders=this, clock=self.clock
             ),
             latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),

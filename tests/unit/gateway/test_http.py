@@ -12,7 +12,7 @@ import pytest
 from quire.model.errors import ChunkMissing, NodeUnavailable
 from quire.model.images import ImageEntry
 from quire.testing import FakeClock
-from quire_gateway.admission import Admission, Need, Principal
+from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Taken
 from quire_gateway.http.frontend import ImagesFrontend

@@ -22,14 +22,14 @@ from quire.testing.clock import FakeClock
 from quire.wire import convert
 from quire.wire.credentials import AUTHORIZATION, authorization, operator_token
 from quire.wire.v1 import gateway_pb2 as pb
-from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission
+from quire_gateway.access.addresses import WorkerAddresses
+from quire_gateway.access.admission import Admission
+from quire_gateway.access.key_derivation import DerivedKeys, KeyDerivation, SameKeys
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
-from quire_gateway.key_derivation import DerivedKeys, KeyDerivation, SameKeys
-from quire_gateway.retention import Retention
-from quire_gateway.runtime import FetchCall, FetchSummary, StoreCall, StoreSummary
+from quire_gateway.kv.retention import Retention
+from quire_gateway.kv.transfers import FetchCall, FetchSummary, StoreCall, StoreSummary
 from quire_server.lookups import Found, Question
 from tests.e2e.helpers import LAYOUT
 

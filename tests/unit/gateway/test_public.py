@@ -20,11 +20,11 @@ from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.wire import convert
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
-from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission, Principal
+from quire_gateway.access.addresses import WorkerAddresses
+from quire_gateway.access.admission import Admission, Principal
+from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.config import GatewayConfig
-from quire_gateway.key_derivation import SameKeys
-from quire_gateway.runtime import FetchCall, FetchSummary
+from quire_gateway.kv.transfers import FetchCall, FetchSummary
 from quire_server.lookups import Found, Question
 
 
@@ -128,7 +128,7 @@ async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.Monkey
         seen.append(threading.current_thread())
         return block_keys(namespace, tokens)
 
-    monkeypatch.setattr("quire_gateway.token_hashing.block_keys", hashed)
+    monkeypatch.setattr("quire_gateway.access.token_hashing.block_keys", hashed)
     servicer = _servicer(FakeClock())
     namespace = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
     request = gateway_pb2.LookupRequest(namespace=convert.namespace_to(namespace), tokens=range(64))

@@ -13,7 +13,7 @@ import pytest
 from quire.model.errors import Unauthenticated
 from quire.testing import FakeClock
 from quire.wire.v1 import gateway_pb2 as pb
-from quire_gateway.revocation import Revocations
+from quire_gateway.access.revocation import Revocations
 from quire_server.redis.access import AccessKey, Grant, Level
 from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream, until
 

@@ -28,7 +28,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
     GatewayServiceStub,
     add_GatewayServiceServicer_to_server,
 )
-from quire_gateway.admission import Principal
+from quire_gateway.access.admission import Principal
 from quire_gateway.grpc import sessions
 from quire_gateway.grpc.sessions import Session
 from quire_server.grpc_server import Server

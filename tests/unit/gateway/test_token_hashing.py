@@ -9,7 +9,7 @@ import pytest
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys
 from quire.model.layout import Dtype, KvLayout
-from quire_gateway.token_hashing import TOKENS_MAX, TokenHashing
+from quire_gateway.access.token_hashing import TOKENS_MAX, TokenHashing
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
 

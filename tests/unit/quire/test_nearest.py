@@ -11,7 +11,7 @@ import pytest
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import PeerLost
-from quire.transport import NearestTransport, SharedMemoryTransport
+from quire.transport import AutoTransport, SharedMemoryTransport
 from quire.transport.memory import MemoryPeer, MemoryTransport
 
 
@@ -38,24 +38,24 @@ class _Failing(MemoryTransport):
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[NearestTransport]:
-    transport = NearestTransport(MemoryTransport(), SharedMemoryTransport(tmp_path, ()))
+async def node(tmp_path: Path) -> AsyncIterator[AutoTransport]:
+    transport = AutoTransport(MemoryTransport(), SharedMemoryTransport(tmp_path, ()))
     await transport.start()
     yield transport
     await transport.close()
 
 
 @pytest.fixture(params=[False, True], ids=["unreached", "reached"])
-async def client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[NearestTransport, _Failing]]:
+async def client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[AutoTransport, _Failing]]:
     ucx = _Failing(reached=request.param)
-    transport = NearestTransport(ucx, SharedMemoryTransport(tmp_path, ()), wary=True)
+    transport = AutoTransport(ucx, SharedMemoryTransport(tmp_path, ()), wary=True)
     await transport.start()
     yield transport, ucx
     await transport.close()
 
 
 async def test_shared_memory_goes_on_where_ucx_was_never_through(
-    node: NearestTransport, client: tuple[NearestTransport, _Failing]
+    node: AutoTransport, client: tuple[AutoTransport, _Failing]
 ) -> None:
     transport, ucx = client
     peer = transport.connect(node.address)
@@ -72,7 +72,7 @@ async def test_shared_memory_goes_on_where_ucx_was_never_through(
 
 
 async def test_memory_that_ucx_alone_reaches_is_lost_with_it(
-    node: NearestTransport, client: tuple[NearestTransport, _Failing]
+    node: AutoTransport, client: tuple[AutoTransport, _Failing]
 ) -> None:
     transport, ucx = client
     own = np.zeros(64, dtype=np.uint8)  # not allocated by the node's transport: no other process can map it

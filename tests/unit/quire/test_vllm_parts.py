@@ -12,10 +12,10 @@ import pytest
 from quire.client import Buffer
 from quire.integrations.cost import Cost
 from quire.integrations.staging import StagingPool
+from quire.integrations.vllm.load_cost import LinkTime, LoadCost, late
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Settled, Unstored
 from quire.integrations.vllm.settings import Settings
-from quire.integrations.vllm.worth import LinkTime, Worth, late
 from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable
 from quire.model.hashing import engine_keys
@@ -334,7 +334,7 @@ def test_costs_are_a_start_and_so_much_for_each() -> None:
 
 
 def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -> None:
-    worth = Worth()
+    worth = LoadCost()
     assert worth.load(30, 960), "nothing is known"
     for _ in range(3):
         worth.computed(1000, 1.0)
@@ -353,7 +353,7 @@ def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -
 
 @pytest.mark.parametrize("tokens", [1, 1000])
 def test_a_step_takes_what_steps_like_it_took(tokens: int) -> None:
-    worth = Worth()
+    worth = LoadCost()
     assert worth.step_s(tokens) == 0.0, "not known"
     for _ in range(3):
         worth.computed(tokens, 0.5)

@@ -21,12 +21,12 @@ from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
-from quire_storage import deliveries as module
 from quire_storage.config import StorageConfig
-from quire_storage.deliveries import Deliveries
-from quire_storage.delivery import DeliverCall
-from quire_storage.object_store import ObjectStore
-from quire_storage.transfers import Transfers
+from quire_storage.delivery import deliveries as module
+from quire_storage.delivery.deliveries import Deliveries
+from quire_storage.delivery.delivery import DeliverCall
+from quire_storage.delivery.transfers import Transfers
+from quire_storage.tiers.object_tier import ChunkObjects
 
 
 class _Tiers:
@@ -160,5 +160,5 @@ async def test_an_object_that_has_come_since_is_not_withdrawn(node: tuple[Delive
     deliveries._registry = SimpleNamespace(withdraw=withdraw)  # type: ignore[assignment]
     tier = MemoryObjects()
     await tier.put((records[0].key, 1), write_chunk_object(np.zeros((1, 4096), dtype=np.uint8), bytes(4096)))
-    await deliveries._withdraw_objects(ObjectStore(tier, FakeClock(), 1.0), records)
+    await deliveries._withdraw_objects(ChunkObjects(tier, FakeClock(), 1.0), records)
     assert withdrawn == [([records[1]], OBJECT_TIER)]

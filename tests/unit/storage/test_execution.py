@@ -12,7 +12,7 @@ import pytest
 from quire.model.errors import InternalError
 from quire.testing import FakeClock
 from quire_storage.core import events as ev
-from quire_storage.execution import Executor
+from quire_storage.tiers.execution import Executor
 
 
 class _Machine:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire_storage.fair_queue import FairQueue, Wire
+from quire_storage.delivery.fair_queue import FairQueue, Wire
 
 _LONG_S = 60.0
 

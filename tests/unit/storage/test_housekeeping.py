@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from quire.model.index import ChunkRecord
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire.testing import FakeClock
+from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.namespaces import Found, Group, NamespaceBook, _Followed
-from quire_storage.housekeeping import Housekeeping
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
 ONE, TWO = b"1" * 16, b"2" * 16

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quire_storage.ingest as ingest_module
+import quire_storage.ingest.ingest as ingest_module
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded
@@ -24,9 +24,9 @@ from quire.transport.memory import MemoryTransport
 from quire_storage.core.checksums import row_checksums, slice_checksums
 from quire_storage.core.slots import Shape
 from quire_storage.errors import SlotsUnsettled
-from quire_storage.ingest import IngestCall, pull
-from quire_storage.produced import ProducedLayers
-from quire_storage.tiers import Slots
+from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.ingest import IngestCall, pull
+from quire_storage.tiers.tiers import Slots
 
 LAYOUT = KvLayout(4, 2, 1, 128, Dtype.FP16)
 _CHUNKS, _SLICE = 7, LAYOUT.slice_bytes
@@ -68,7 +68,7 @@ class _Scene:
         return Slots(0, Shape(LAYOUT.num_layers, _SLICE), offsets, 10 * _SLICE)
 
     async def pull(self, call: IngestCall, slots: Slots) -> list[Any]:
-        produced = ProducedLayers()
+        produced = AnnouncedLayers()
         return await pull(
             call, slots, self.arena, self.region, self.node, produced, FairThreads(self.threads), timeout_s=5, now_ms=0
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quire_storage.joined_calls import JoinedCalls
+from quire_storage.cluster.joined_calls import JoinedCalls
 
 
 class _Server:

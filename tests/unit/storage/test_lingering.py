@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.model.errors import DeadlineExceeded
 from quire.transport import Quiesced, decode_message
-from quire_storage.delivery import Delivery
+from quire_storage.delivery.delivery import Delivery
 
 
 class _Parts:

@@ -19,9 +19,9 @@ from quire.testing.objects import MemoryObjects
 from quire_storage.core import events as ev
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Header
-from quire_storage.object_store import ObjectStore, pack_object
 from quire_storage.ports import ObjectName
-from quire_storage.tiers import Tiers
+from quire_storage.tiers.object_tier import ChunkObjects, pack_object
+from quire_storage.tiers.tiers import Tiers
 
 KEYS = [bytes([number]) * 32 for number in range(40)]
 
@@ -45,7 +45,7 @@ class _Tier:
 async def test_few_payloads_are_here_at_a_time() -> None:
     """All 40 were, however slowly they were taken."""
     tier: Any = _Tier()
-    store = ObjectStore(tier, FakeClock(), 1.0)
+    store = ChunkObjects(tier, FakeClock(), 1.0)
     found = []
     async with contextlib.aclosing(store.fetch(dict.fromkeys(KEYS, 1))) as chunks:  # type: ignore[type-var]
         async for header, _ in chunks:
@@ -61,7 +61,7 @@ async def test_an_object_of_any_generation_is_found(stored: int, known: int) -> 
     tier, key = MemoryObjects(), KEYS[0]
     payload = np.zeros((2, 4096), dtype=np.uint8)
     await tier.put((key, stored), pack_object(_chunk(key), payload))
-    store = ObjectStore(tier, FakeClock(), 1.0)
+    store = ChunkObjects(tier, FakeClock(), 1.0)
     found = [header.chunk.key async for header, _ in store.fetch({key: known, KEYS[1]: known})]
     assert found == [key]
     assert store.found_absent(KEYS[:2]) == {KEYS[1]}
@@ -74,7 +74,7 @@ async def test_of_several_objects_any_sound_one_is_read() -> None:
     await tier.put((key, 5), sound)
     await tier.put((key, 7), sound[:100] + b"x" + sound[101:])
     await tier.put((key, 9), sound[:100])
-    store = ObjectStore(tier, FakeClock(), 1.0)
+    store = ChunkObjects(tier, FakeClock(), 1.0)
     assert [header.chunk.key async for header, _ in store.fetch({key: 7})] == [key]
     assert [record.key async for record in store.records()] == [key, key], "the one whose header is there, and the 2nd"
 
@@ -82,7 +82,7 @@ async def test_of_several_objects_any_sound_one_is_read() -> None:
 async def test_late_requests_affect_no_object_of_a_later_entry() -> None:
     """A DELETE and a PUT that the store carries out after the chunk was stored anew."""
     tier, clock, key = MemoryObjects(), FakeClock(), KEYS[0]
-    store, payload = ObjectStore(tier, clock, 1.0), np.zeros((2, 4096), dtype=np.uint8)
+    store, payload = ChunkObjects(tier, clock, 1.0), np.zeros((2, 4096), dtype=np.uint8)
     deleted: list[Any] = []
     carry_out = tier.delete
 
@@ -106,7 +106,7 @@ async def test_late_requests_affect_no_object_of_a_later_entry() -> None:
 async def test_objects_are_not_deleted_after_their_time() -> None:
     """By then the chunk may be stored again: what a slow store lists may be of a later entry."""
     tier, clock = MemoryObjects(), FakeClock()
-    store = ObjectStore(tier, clock, 5.0)
+    store = ChunkObjects(tier, clock, 5.0)
     await tier.put((KEYS[0], 5), b"x")
     with pytest.raises(DeadlineExceeded):
         await store.delete(KEYS[:1], clock.now_ms() + 4_999)

@@ -12,7 +12,7 @@ from quire.testing import FakeClock
 from quire.wire.v1 import storage_pb2 as pb
 from quire_server.permits import PermitChecker, permit
 from quire_storage.config import StorageConfig
-from quire_storage.stores import Stores
+from quire_storage.ingest.stores import Stores
 
 
 def _request(clock: FakeClock, permitted_ms: int) -> pb.DeliverRequest:

@@ -10,8 +10,8 @@ import pytest
 
 from quire.model.errors import TooManyRequests
 from quire.model.keys import ChunkKeys
-from quire_storage import prefetch as module
-from quire_storage.prefetch import Prefetches
+from quire_storage.delivery import prefetch as module
+from quire_storage.delivery.prefetch import Prefetches
 
 _CHUNK = 8 << 20
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire_storage import batches
-from quire_storage.batches import Promotions
+from quire_storage.delivery import batches
+from quire_storage.delivery.batches import Promotions
 
 
 @dataclass

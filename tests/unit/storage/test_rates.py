@@ -9,8 +9,8 @@ import pytest
 from quire.model.errors import InvalidRequest, NodeUnavailable
 from quire.model.policy import TenantPolicy
 from quire.testing import FakeClock
+from quire_storage.delivery.rates import Allowance, Rates
 from quire_storage.ports import AdmissionRequest, Grant
-from quire_storage.rates import Allowance, Rates
 
 
 class UnlikelyDemand(InvalidRequest):

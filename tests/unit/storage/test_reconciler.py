@@ -15,8 +15,8 @@ from quire.model.errors import MetadataUnavailable
 from quire.model.index import ChunkRecord, Drop, Held, Listing
 from quire.testing import FakeClock
 from quire_server.heartbeat import ClusterNews
-from quire_storage.reconciler import Reconciler
-from quire_storage.registry import Registry
+from quire_storage.cluster.reconciler import Reconciler
+from quire_storage.cluster.registry import Registry
 
 
 class _Index:

@@ -9,7 +9,7 @@ from typing import Any
 from quire.model.nodes import Node, StorageInfo
 from quire.testing import FakeClock
 from quire_server.telemetry.metrics import Gate
-from quire_storage.redundancy import CHECKED_AMONG, NOT_YET, digest, open_when_redundant, start_of, unready
+from quire_storage.cluster.redundancy import CHECKED_AMONG, NOT_YET, digest, open_when_redundant, start_of, unready
 
 
 def _node(name: str, checked: str | None, incarnation: str = "1", protocol: int = 4) -> Node:

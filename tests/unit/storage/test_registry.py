@@ -10,7 +10,7 @@ from quire.model.index import ChunkRecord, records
 from quire.model.keys import ChunkKeys
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
-from quire_storage.registry import Registry
+from quire_storage.cluster.registry import Registry
 
 KEYS = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(40)))
 

@@ -21,12 +21,12 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
 from quire.testing import FakeClock
+from quire_storage.cluster.redundancy import NOT_YET, digest, start_of
+from quire_storage.cluster.replication import COPIED, KEPT, LACKED, Replicator, keepers_of
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.ports import COPY_S_MAX
-from quire_storage.redundancy import NOT_YET, digest, start_of
-from quire_storage.replication import COPIED, KEPT, LACKED, Replicator, keepers_of
 
 SILENCE = NodeUnavailable("no answer")
 CLOCK = FakeClock()

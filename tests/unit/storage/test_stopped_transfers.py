@@ -8,7 +8,7 @@ import pytest
 
 from quire.model.errors import PeerLost, TransferRunning
 from quire.testing import FakeClock
-from quire_storage.transfers import Transfers
+from quire_storage.delivery.transfers import Transfers
 
 _NAME = (bytes(16), 1)
 

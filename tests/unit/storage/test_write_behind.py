@@ -14,12 +14,12 @@ from quire.model.durability import Durability
 from quire.model.index import ChunkRecord, ObjectMark
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
+from quire_storage.cluster.registry import Registry
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ObjectTierFailed
-from quire_storage.object_store import ObjectStore
 from quire_storage.ports import ObjectName
-from quire_storage.registry import Registry
-from quire_storage.write_behind import WriteBehind
+from quire_storage.tiers.object_tier import ChunkObjects
+from quire_storage.tiers.write_behind import WriteBehind
 from tests.unit.storage.residency_world import chunk_of
 
 _GENERATION = 7
@@ -99,7 +99,7 @@ def _parts(*, written: bool) -> tuple[WriteBehind, _Node, _Tier, _Index, FakeClo
     outer: Any = index
     registry = Registry("a", outer, clock, 1.0)
     behind = WriteBehind(
-        objects=ObjectStore(tier, clock, 5.0), registry=registry, clock=clock, lag_bytes_max=1 << 30, timeout_s=5.0
+        objects=ChunkObjects(tier, clock, 5.0), registry=registry, clock=clock, lag_bytes_max=1 << 30, timeout_s=5.0
     )
     behind.start(node, node.read)
     return behind, node, tier, index, clock

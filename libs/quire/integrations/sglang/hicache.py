@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from quire.client import Buffer, SyncClient
-from quire.integrations.absence import Absence
+from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import memory_at, plain_layout, retrieve_into
 from quire.integrations.settings import check_common, read_settings
 from quire.integrations.sglang.naming import configuration_of, namespace_of
@@ -129,7 +129,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         )
         self._client.start()
         self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
-        self._absence = Absence(settings.away_s, "HiCache")
+        self._absence = CircuitBreaker(settings.away_s, "HiCache")
 
     # ---- what SGLang tells
 

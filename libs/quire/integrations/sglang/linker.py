@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
 from quire.client import Buffer, Delivery, SyncClient
-from quire.integrations.absence import Absence
+from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import plain_layout
 from quire.integrations.settings import check_common, read_settings
 from quire.integrations.sglang.naming import configuration_of, namespace_of
@@ -137,7 +137,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         )
         self._client.start()
         self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
-        self._absence = Absence(settings.away_s, "SGLang")
+        self._absence = CircuitBreaker(settings.away_s, "SGLang")
         self._queued: dict[str, _Load] = {}
         self._offloads: deque[Any] = deque()
         self._lock = threading.Lock()

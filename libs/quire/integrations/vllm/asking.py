@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from quire.client import SyncClient
-from quire.integrations.absence import Absence
+from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.vllm.contents import ContentNames, Contents
 from quire.integrations.vllm.lookups import Match, Query, let_go, look_up
 from quire.integrations.vllm.requests import BlockNames, State
@@ -46,7 +46,7 @@ class Asking:
         self._names = contents
         self._count = count
         self._now_s = now_s
-        self._absence = Absence(settings.away_s, "vLLM", now_s)
+        self._absence = CircuitBreaker(settings.away_s, "vLLM", now_s)
 
     def begin(self, state: State) -> None:
         """Begin with a new request: digest its contents where vLLM's hashes do not name them, then look it up."""

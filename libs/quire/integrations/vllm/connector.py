@@ -41,6 +41,7 @@ from quire.integrations.vllm.engine import (
 )
 from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import Group, Kind
+from quire.integrations.vllm.load_cost import LinkTime
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
@@ -49,7 +50,6 @@ from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.stores import Stores
 from quire.integrations.vllm.worker import WorkerParts
-from quire.integrations.vllm.worth import LinkTime
 from quire.telemetry import logger
 
 

@@ -21,12 +21,12 @@ from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import priority_of, retain, retain_s
+from quire.integrations.vllm.load_cost import LoadCost
 from quire.integrations.vllm.lookups import Match
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.requests import BlockNames, Part, Spaces, State
 from quire.integrations.vllm.reuse import Reuse
 from quire.integrations.vllm.settings import Settings
-from quire.integrations.vllm.worth import Worth
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 
@@ -83,7 +83,7 @@ class Matching:
         # may have to go.
         self._unsettled: dict[str, set[int]] = {}
         self._events = events
-        self._worth = Worth()
+        self._worth = LoadCost()
         self._reuse = Reuse()
         self._step: tuple[float, int] | None = None
 

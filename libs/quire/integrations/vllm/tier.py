@@ -41,7 +41,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from quire.integrations.absence import Absence
+from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import Owner, address_of, memory_at
 from quire.integrations.settings import read_settings
 from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
@@ -103,7 +103,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         arena = memory_at(self._address, length) if settings.zero_copy else None
         self._transfers = ObjectTransfers(settings, arena)
         self._lookups = _Lookups(tier_type, self)
-        self._absence = Absence(settings.away_s, "vLLM's tier")
+        self._absence = CircuitBreaker(settings.away_s, "vLLM's tier")
         self._ended: queue.SimpleQueue[tuple[JobResult, list[OffloadKey], list[OffloadKey]]] = queue.SimpleQueue()
         self._running = 0
         self._idle = threading.Condition()

@@ -186,7 +186,7 @@ def command(
     against: Annotated[
         bool, typer.Option("--against", help="requests beside vLLM's disk connector and LMCache")
     ] = False,
-    adapters: Annotated[int, typer.Option(help="with --against: LoRA adapters that requests use in turn")] = 0,
+    adapters: Annotated[int, typer.Option(help="with --against: LoRA adapters that conversations use in turn")] = 0,
     trace: Annotated[
         Path | None, typer.Option(help="with --against: requests of this trace (Mooncake's format)")
     ] = None,

@@ -29,6 +29,7 @@ _MEMORY_MIN: Final = 48 << 20
 _NO_CACHE: Final = "vLLM alone"
 _SETTLE_S: Final = 3.0
 _KEPT_LOCALLY: Final = 3
+_TALKS: Final = 4
 _TRACE_BLOCK: Final = 512
 
 Prompt = list[int]
@@ -49,11 +50,11 @@ class _Day:
 def conversations(count: int, tokens: int) -> list[Prompt]:
     """So many requests of at most `tokens`: four conversations take turns, each request repeats all before it."""
     draw = np.random.default_rng(7)
-    turn = max(BLOCK, tokens * 4 // max(4, count))
-    talks: list[Prompt] = [[] for _ in range(4)]
+    turn = max(BLOCK, tokens * _TALKS // max(_TALKS, count))
+    talks: list[Prompt] = [[] for _ in range(_TALKS)]
     prompts = []
     for number in range(count):
-        talk = talks[number % 4]
+        talk = talks[number % _TALKS]
         talk += draw.integers(2, 258, min(turn, tokens - len(talk)) or 1).tolist()
         prompts.append(talk[:tokens])
     return prompts
@@ -90,7 +91,7 @@ def run(prompts: Sequence[Prompt], source: str, *, family: str = "llama", adapte
         prompts: Token ids of each request.
         source: What they are, for the report.
         family: Of the model, one of `FAMILIES`.
-        adapters: Number of LoRA adapters that the requests use in turn, the model without one among them; 0 for none.
+        adapters: Number of LoRA adapters that the conversations use in turn, after the model itself; 0 for none.
 
     Raises:
         InvalidRequest: Quire's answers differ from those of vLLM alone.
@@ -111,7 +112,7 @@ def run(prompts: Sequence[Prompt], source: str, *, family: str = "llama", adapte
         sizes = {"layers": _SIZES["layers"], "hidden": _SIZES["hidden"], "kv_width": 64 * _SIZES["kv_heads"]}
         trained = [make_adapter(folder / f"adapter{number}", number, **sizes) for number in range(1, adapters + 1)]
         turns = [None, *trained] if trained else [None]
-        requests = [(prompt, turns[number % len(turns)]) for number, prompt in enumerate(prompts)]
+        requests = [(prompt, turns[number % _TALKS % len(turns)]) for number, prompt in enumerate(prompts)]
         for way, make in ways().items():
             status.update(way)
             own = folder / way.replace(" ", "-").replace(",", "")
@@ -134,7 +135,7 @@ def run(prompts: Sequence[Prompt], source: str, *, family: str = "llama", adapte
         *notes,
         f"{len(prompts)} requests of {source}, one token each, one after the other; everything but what is kept "
         f"restarts after {len(prompts) // 2}; a model of the family {family}"
-        + (f" with {adapters} adapters, used in turn" if adapters else ""),
+        + (f" with {adapters} adapters, which conversations use in turn" if adapters else ""),
         f"vLLM's own cache has {settings['kv_cache_memory_bytes'] >> 20} MiB; the longest request has {longest} tokens",
         "the tokens are the same in every row; one thread computes",
     ]

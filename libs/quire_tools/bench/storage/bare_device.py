@@ -26,7 +26,7 @@ from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.core.slack import SlackLimits
 from quire_storage.errors import BlockIOUnavailable
-from quire_storage.ring import Ring
+from quire_storage.tiers.ring import Ring
 from quire_tools.bench.report import median
 
 Bytes = npt.NDArray[np.uint8]

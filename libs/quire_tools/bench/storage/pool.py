@@ -31,8 +31,8 @@ from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Copy, Header, Placed
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
-from quire_storage.pool import Pool, PoolSettings
-from quire_storage.ring import Ring
+from quire_storage.tiers.pool import Pool, PoolSettings
+from quire_storage.tiers.ring import Ring
 from quire_tools.bench.report import Report, Row, median, spread
 from quire_tools.bench.storage.bare_device import BATCH_BYTES, BATCHES, BareDevice, best
 

@@ -24,8 +24,8 @@ from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape, SlotAllocator
-from quire_storage.pool import Pool, PoolSettings
-from quire_storage.ring import Ring
+from quire_storage.tiers.pool import Pool, PoolSettings
+from quire_storage.tiers.ring import Ring
 from quire_tools.bench.report import Report, Row
 
 _SHAPE = Shape(32, 4096)

@@ -19,11 +19,11 @@ from quire.wire.v1.gateway_pb2_grpc import (
     AdminServiceServicer,
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.admission import Admission
+from quire_gateway.access.admission import Admission
+from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.config import GatewayConfig
-from quire_gateway.key_derivation import KeyDerivation
+from quire_gateway.kv.watch import EventWatch
 from quire_gateway.ports import ClusterSpans
-from quire_gateway.watching import Watching
 
 
 class AdminServicer(AdminServiceServicer):
@@ -34,7 +34,7 @@ class AdminServicer(AdminServiceServicer):
         config: GatewayConfig,
         admission: Admission,
         orchestrator: OrchestratorServiceStub,
-        watching: Watching,
+        watching: EventWatch,
         spans: ClusterSpans,
         derivation: KeyDerivation,
     ) -> None:

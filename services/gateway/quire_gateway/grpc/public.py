@@ -22,19 +22,19 @@ from quire.wire.v1.gateway_pb2_grpc import (
     GatewayServiceServicer,
 )
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.addresses import PROOF_MS, WorkerAddresses
-from quire_gateway.admission import Admission, Need, Principal
+from quire_gateway.access.addresses import PROOF_MS, WorkerAddresses
+from quire_gateway.access.admission import Admission, Need, Principal
+from quire_gateway.access.key_derivation import KeyDerivation
+from quire_gateway.access.token_hashing import TokenHashing
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
-from quire_gateway.images import ImageGateway
-from quire_gateway.key_derivation import KeyDerivation
-from quire_gateway.latents import LatentGateway
-from quire_gateway.own_memory import OwnMemory
+from quire_gateway.images.latents import LatentGateway
+from quire_gateway.images.reads import ImageReads
+from quire_gateway.images.service import ImageService
+from quire_gateway.kv.retention import Retention
+from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, Placement, StoreCall, StoreSummary
 from quire_gateway.ports import LayerArrived
-from quire_gateway.retention import Retention
-from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
-from quire_gateway.token_hashing import TokenHashing
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice
 from quire_server.lookups import Found, Lookups, Question
@@ -52,10 +52,10 @@ class GatewayServicer(GatewayServiceServicer):
         self,
         *,
         config: GatewayConfig,
-        gateway: Gateway,
-        images: ImageGateway,
+        gateway: KvTransfers,
+        images: ImageReads,
         latents: LatentGateway,
-        own: OwnMemory,
+        own: ImageService,
         admission: Admission,
         lookups: Lookups,
         orchestrator: OrchestratorServiceStub,

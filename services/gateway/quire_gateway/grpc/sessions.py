@@ -29,11 +29,11 @@ from quire.telemetry import background, logger
 from quire.wire.session import METHODS, NAME_HEADER, RECEIVED_HEADER, SESSION
 from quire.wire.status import status_of, trailers_of
 from quire.wire.v1 import gateway_pb2 as pb
-from quire_gateway.admission import Admission, Principal
+from quire_gateway.access.admission import Admission, Principal
+from quire_gateway.access.revocation import revoked_error
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import RequestsExhausted, SessionsExhausted
-from quire_gateway.revocation import revoked_error
-from quire_gateway.touching import touching
+from quire_gateway.kv.contacted_nodes import touching
 from quire_server.clock import Clock
 from quire_server.core.shares import SharedBound
 from quire_server.grpc_server import Served

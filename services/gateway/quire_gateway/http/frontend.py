@@ -20,11 +20,12 @@ from quire.model.images import MEDIA_TYPES, ExpectedImage, ImageEntry
 from quire.model.latents import encode_record
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import names
-from quire_gateway.admission import Admission, Need, Principal
+from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions, Verdict
+from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.http.latent_puts import (
     METADATA,
     OF_A_PUT,
@@ -38,11 +39,10 @@ from quire_gateway.http.latent_puts import (
 from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
-from quire_gateway.own_memory import OwnMemory
-from quire_gateway.pictures import Encoded, Pictures
-from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests, send, traced
-from quire_gateway.vaes import KnownVaes
+from quire_gateway.http.requests import HttpRequests, send, traced
+from quire_gateway.images.pictures import Encoded, Pictures
+from quire_gateway.images.service import ImageService
+from quire_gateway.images.vaes import KnownVaes
 from quire_server.connections import KEEPALIVE_S, listen
 from quire_server.turns import FairTurns
 
@@ -63,7 +63,7 @@ class ImagesFrontend:
     """
 
     def __init__(
-        self, config: GatewayConfig, images: OwnMemory, pictures: Pictures, vaes: KnownVaes, admission: Admission
+        self, config: GatewayConfig, images: ImageService, pictures: Pictures, vaes: KnownVaes, admission: Admission
     ) -> None:
         self._config = config
         self._images = images

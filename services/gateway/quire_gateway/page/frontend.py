@@ -14,9 +14,9 @@ from quire.model.images import Rendering
 from quire.model.nodes import Node, StorageInfo
 from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
-from quire_gateway.own_memory import OwnMemory
-from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests
+from quire_gateway.http.certificate import PublicCertificate
+from quire_gateway.http.requests import HttpRequests
+from quire_gateway.images.service import ImageService
 from quire_server.connections import ASIDE_SHARE, KEEPALIVE_S, listen
 
 _FOLDER: Final = Path(__file__).parent
@@ -45,7 +45,7 @@ class PageFrontend:
         config: GatewayConfig,
         nodes: Callable[[], Awaitable[Sequence[Node]]],
         asked: Callable[[], Mapping[tuple[str, str], int]],
-        images: OwnMemory,
+        images: ImageService,
     ) -> None:
         self._config = config
         self._nodes = nodes

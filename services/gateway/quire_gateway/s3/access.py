@@ -7,10 +7,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+from quire_gateway.access.keyring import KeyRing
 from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
-from quire_gateway.keyring import KeyRing
 from quire_server.clock import Clock
 from quire_server.redis.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, Level
 

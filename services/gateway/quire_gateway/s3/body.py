@@ -10,7 +10,7 @@ from typing import IO, Final, Protocol
 
 from quire_gateway.core.aws_chunked import AwsChunked
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.requests import IDLE_S
+from quire_gateway.http.requests import IDLE_S
 from quire_gateway.s3.checksums import BodyChecks
 
 LONGEST_S = 12 * 3600.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire_gateway.admission import Principal
+from quire_gateway.access.admission import Principal
 from quire_gateway.core.aws_chunked import MODES, AwsChunked
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from quire.model.errors import QuireError
 from quire.telemetry import logger, names
-from quire_gateway.admission import Admission, Need
+from quire_gateway.access.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
-from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests, traced
+from quire_gateway.http.certificate import PublicCertificate
+from quire_gateway.http.requests import HttpRequests, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.backends import Backends

@@ -34,16 +34,17 @@ from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire.model.urgency import Urgency
-from quire_gateway.addresses import WorkerAddresses
-from quire_gateway.admission import Admission, Need
+from quire_gateway.access.addresses import WorkerAddresses
+from quire_gateway.access.admission import Admission, Need
+from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.ranges import check_read, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
-from quire_gateway.key_derivation import KeyDerivation
-from quire_gateway.leases import Leases
+from quire_gateway.kv.leases import Leases
+from quire_gateway.kv.single_chunk import SingleChunkReads
+from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, StoreCall
 from quire_gateway.ports import LayerArrived
-from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
@@ -51,7 +52,6 @@ from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.objects import expected_etag
-from quire_gateway.single import SingleReads
 from quire_server.lookups import Found
 from quire_server.redis.access import CHUNKS_BUCKET, Level
 from quire_server.turns import FairTurns
@@ -84,8 +84,8 @@ class RdmaRequests:
         self,
         *,
         backends: Backends,
-        gateway: Gateway,
-        singles: SingleReads,
+        gateway: KvTransfers,
+        singles: SingleChunkReads,
         leases: Leases,
         staging: Staging,
         admission: Admission,

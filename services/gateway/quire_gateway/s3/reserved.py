@@ -31,9 +31,9 @@ from quire.model.chunk_object import (
 from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
+from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.key_derivation import KeyDerivation
-from quire_gateway.own_memory import OwnMemory
+from quire_gateway.images.service import ImageService
 from quire_gateway.ports import ChunkAttributes, ChunkIndex
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
@@ -224,7 +224,7 @@ class ChunkBackend:
 class LatentBackend:
     """`quire-latents`: an object's key is its image's id, its bytes are the latent record. Of a tenant's images."""
 
-    def __init__(self, images: OwnMemory, tenant: str, whole_body: WholeBody) -> None:
+    def __init__(self, images: ImageService, tenant: str, whole_body: WholeBody) -> None:
         self._images = images
         self._tenant = tenant
         self._whole = whole_body

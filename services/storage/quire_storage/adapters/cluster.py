@@ -24,8 +24,8 @@ from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server.clock import Clock
+from quire_server.membership_log import KnownNodes
 from quire_server.permits import member_permit, permit
-from quire_server.roster import Roster
 from quire_storage.ports import COPY_S_MAX, AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0
@@ -148,7 +148,7 @@ class GrpcPeers:
     """The `Peers` port."""
 
     def __init__(
-        self, channels: ChannelPool, orchestrator_address: str, roster: Roster, permits: PermitSigner, clock: Clock
+        self, channels: ChannelPool, orchestrator_address: str, roster: KnownNodes, permits: PermitSigner, clock: Clock
     ) -> None:
         self._channels = channels
         self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))

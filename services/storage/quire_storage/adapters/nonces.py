@@ -21,8 +21,8 @@ from quire.model.address_proof import HALF_BYTES
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import DeadlineExceeded, QuireError, TargetInvalid, TooManyRequests, by_code
 from quire.transport import AddressNonce, ucx_transport
+from quire.transport.auto import ucx_target
 from quire.transport.messages import encode_message
-from quire.transport.nearest import ucx_target
 from quire_server.core.shares import SharedBound
 from quire_server.turns import FairTurns
 

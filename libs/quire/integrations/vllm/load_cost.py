@@ -1,0 +1,117 @@
+"""Load or compute: what either takes, as this engine has lately seen it.
+
+Nothing has to be configured: prefill steps tell what tokens cost, loads what blocks cost. Until both are known,
+everything is loaded. Loads that share the link count for their part of the time: as many computations would share the
+engine. Where loading would take longer, a few blocks are delivered to staging memory now and then, which no request
+waits for, so that it is noticed when the link is free again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from quire.integrations.cost import Cost
+
+_KEPT: Final = 24
+_TRIED_EVERY_S: Final = 2.0
+_TRIED_S_MAX: Final = 0.1
+_TRIED_LESS: Final = 4
+_PREFILL_TOKENS_MIN: Final = 64
+LATE_S_MIN: Final = 0.02
+
+
+class LinkTime:
+    """A clock that runs slower the more loads there are: what passes of it in a load is what that takes by itself."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._clock = now_s
+        self._lock = threading.Lock()
+        self._at_s, self._passed_s, self._loads = now_s(), 0.0, 0
+
+    def begin(self) -> float:
+        """A load begins; the time."""
+        with self._lock:
+            self._advance()
+            self._loads += 1
+            return self._passed_s
+
+    def end(self) -> None:
+        """A load has ended."""
+        with self._lock:
+            self._advance()
+            self._loads -= 1
+
+    def now_s(self) -> float:
+        """The time."""
+        with self._lock:
+            self._advance()
+            return self._passed_s
+
+    def _advance(self) -> None:
+        now_s = self._clock()
+        self._passed_s += (now_s - self._at_s) / max(1, self._loads)
+        self._at_s = now_s
+
+
+class LoadCost:
+    """Of one engine. Sizes of loads are in blocks."""
+
+    def __init__(self) -> None:
+        self._computing, self._loading = Cost(), Cost()
+        self._short: deque[float] = deque(maxlen=_KEPT)
+        self._tried_s, self._tries = -_TRIED_EVERY_S, 0
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step without loads took so long."""
+        if tokens >= _PREFILL_TOKENS_MIN:
+            self._computing.add(tokens, seconds)
+        elif tokens:
+            self._short.append(seconds)
+
+    def step_s(self, tokens: int) -> float:
+        """Return the time that a step with `tokens` computes; 0 for an unknown one, and for a step without tokens."""
+        if tokens >= _PREFILL_TOKENS_MIN:
+            return self.compute_s(tokens)
+        return float(np.median(self._short)) if tokens and self._short else 0.0
+
+    def loaded(self, blocks: int, seconds: float) -> None:
+        """A load took so long, or would have."""
+        self._loading.add(blocks, seconds)
+
+    def compute_s(self, tokens: int) -> float:
+        """What these tokens cost to compute; 0 while that is not known."""
+        return self._computing.seconds(tokens) or 0.0
+
+    def load(self, blocks: int, tokens: int) -> bool:
+        """Whether to load so many blocks, whose tokens would be computed otherwise."""
+        computing, loading = self._computing.seconds(tokens), self._loading.seconds(blocks)
+        return computing is None or loading is None or loading <= computing
+
+    def tried(self, blocks: int, now_s: float) -> int:
+        """How many of these, which are computed, to have delivered all the same, to see; mostly 0.
+
+        More and fewer in turns: what is known of one size says nothing of an overhead.
+        """
+        if now_s - self._tried_s < _TRIED_EVERY_S:
+            return 0
+        self._tried_s, self._tries = now_s, self._tries + 1
+        while blocks > 1 and (self._loading.seconds(blocks) or 0.0) > _TRIED_S_MAX:
+            blocks //= 2
+        return max(1, blocks // (_TRIED_LESS if self._tries % 2 == 0 else 1))
+
+
+def late(elapsed_s: float, first_s: float, arrived: int, layers: int, worth_s: float) -> bool:
+    """Whether what is missing of a load comes later than computing it all, which takes `worth_s`; 0: not known.
+
+    `first_s`: when the first layer was there. What comes before it says nothing of how fast layers follow each other.
+    """
+    if not worth_s or elapsed_s < LATE_S_MIN or arrived >= layers:
+        return False
+    if arrived < 2:
+        return elapsed_s - first_s > worth_s
+    return (elapsed_s - first_s) / (arrived - 1) * (layers - arrived) > worth_s

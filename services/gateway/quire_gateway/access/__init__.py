@@ -1,0 +1,1 @@
+"""Access: who calls, what a caller may do, and the audit log."""

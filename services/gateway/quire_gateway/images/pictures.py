@@ -1,0 +1,55 @@
+"""Pictures that are put as pixels: a decoder with the VAE makes the latent record that is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from quire.model.errors import InvalidRequest, NoDecoder
+from quire.model.images import RECORD_BYTES_MAX
+from quire_gateway.images.owners import ImageOwners
+from quire_gateway.images.service import Memory
+from quire_gateway.images.vaes import KnownVaes
+from quire_gateway.ports import Decoders
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A latent record, and how far its image is from the picture: PSNR in dB, the largest difference of a channel."""
+
+    record: bytes
+    psnr_db: float
+    error_max: int
+
+    @property
+    def metadata(self) -> tuple[str, str]:
+        """As it is kept with the image."""
+        return "fidelity-psnr-db", f"{self.psnr_db:.2f}" if math.isfinite(self.psnr_db) else "inf"
+
+
+class Pictures:
+    """Every method is one request."""
+
+    def __init__(self, owners: ImageOwners, decoders: Decoders, vaes: KnownVaes, memory: Memory) -> None:
+        self._owners = owners
+        self._decoders = decoders
+        self._vaes = vaes
+        self._memory = memory
+
+    async def encode(self, file: bytes, weights_sha256: str) -> Encoded:
+        """Without weights by the cluster's only VAE. Raises `InvalidRequest`, `NoDecoder`, what the decoder raises."""
+        weights = weights_sha256.lower() or self._only_vae()
+        await self._vaes.check_known(weights)
+        decoder = self._owners.with_vae(weights, hashlib.sha256(file).digest())
+        if decoder is None:
+            raise NoDecoder("no decoder with that VAE is alive", field="weights_sha256", retry_after_s=1.0)
+        with self._memory.lend(file) as source, self._memory.room(RECORD_BYTES_MAX) as (target, view):
+            made = await self._decoders.encode(decoder.grpc_address, source, len(file), weights, target)
+            return Encoded(bytes(view[: made.record_bytes]), made.psnr_db, made.error_max)
+
+    def _only_vae(self) -> str:
+        known = sorted(self._vaes.by_weights)
+        if len(known) != 1:
+            raise InvalidRequest(f"which of {len(known)} VAEs? GET /v1/vaes lists them", field="weights_sha256")
+        return known[0]

@@ -1,0 +1,39 @@
+"""Reads of one chunk: a record of an image, an S3RDMA Direct GET.
+
+They take no lease: the node that delivers holds the chunk meanwhile, and there is no other that might go. That saves
+two scripts of Redis for each.
+"""
+
+from __future__ import annotations
+
+from quire.model.descriptor import Descriptor
+from quire.model.errors import ChunkMissing
+from quire.model.hashing import Namespace
+from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers
+from quire_server.lookups import Lookups, Question
+
+
+class SingleChunkReads:
+    """Every method is one request."""
+
+    def __init__(self, lookups: Lookups, gateway: KvTransfers) -> None:
+        self._lookups = lookups
+        self._gateway = gateway
+
+    async def read(self, namespace: Namespace, descriptor: Descriptor, delivery_id: bytes, name: str) -> FetchSummary:
+        """Have the descriptor's only chunk written; `name`: what errors call it.
+
+        Raises `ChunkMissing` before anything was written, or a node's failure.
+        """
+        question, tried = Question(namespace, descriptor.keys), None
+        while True:
+            found = await self._lookups.lookup(question)
+            if not found.matched_chunks or (tried is not None and found.ranges == tried.ranges):
+                raise ChunkMissing(f"{name} is not stored (any more)", field="key")
+            tried = found
+            try:
+                return await self._gateway.fetch_whole(
+                    FetchCall(found=found, delivery_id=delivery_id, descriptor=descriptor)
+                )
+            except ChunkMissing:
+                continue  # it has gone from that node since: to another one, perhaps

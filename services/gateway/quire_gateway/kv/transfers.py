@@ -1,0 +1,345 @@
+"""Fetches and stores: one request in, one per storage node out, their outcomes gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
+
+from quire.model.descriptor import Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    QuireError,
+    TargetInvalid,
+    Unavailable,
+)
+from quire.model.hashing import Namespace
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import NodeAddress
+from quire.model.outcome import NodeOutcome
+from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange, clip
+from quire.model.urgency import Urgency
+from quire_gateway.config import GatewayConfig
+from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
+from quire_gateway.errors import TransfersExhausted
+from quire_gateway.kv.contacted_nodes import contacted, finished, is_touching
+from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
+
+Summary = TypeVar("Summary")
+_RETRY_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSummary:
+    """What arrived: one byte per chunk, and how many from the first on an engine can use."""
+
+    delivered: bytes
+    usable_chunks: int
+    bytes_moved: int
+
+
+class Readable(Protocol):
+    """What can be read: a `Lease`, or a `Found`."""
+
+    @property
+    def ranges(self) -> Sequence[ChunkRange]:
+        """Of the matched chunks, with the nodes that deliver them."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Of those nodes' gRPC servers, by node."""
+
+    @property
+    def tenant(self) -> TenantPolicy:
+        """Whose request it is, and what that tenant gets of the links."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCall:
+    """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile.
+
+    `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
+    memory; 0 for as long as this gateway permits transfers. `namespace`: tag of the namespace that the keys were
+    derived under; empty if they were not.
+    """
+
+    found: Readable
+    lease: bytes = b""
+    delivery_id: bytes
+    descriptor: Descriptor
+    urgency: Urgency = field(default_factory=Urgency)
+    layers_in_stream: bool = False
+    unchained: bool = False
+    transfer_ms: int = 0
+    namespace: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCall:
+    """A store as the client asked for it; `keys`: the whole prefix; the source holds those from `first` on.
+
+    `unchained`: the keys are no prefix, each chunk stands for itself.
+    """
+
+    namespace: Namespace
+    keys: ChunkKeys
+    first: int
+    store_id: bytes
+    source: RdmaTarget
+    durability: Durability
+    on_existing: OnExisting
+    source_complete: bool = False
+    tenant: str = ""
+    unchained: bool = False
+    transfer_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a store goes."""
+
+    ranges: Sequence[ChunkRange]
+    nodes: Sequence[NodeAddress]
+    known_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """What was stored, and what had been before."""
+
+    stored_chunks: int
+    known_chunks: int
+    bytes_moved: int
+
+
+class KvTransfers:
+    """Stateless but for the bound on transfers."""
+
+    def __init__(self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes) -> None:
+        self._config = config
+        self._allocator = allocator
+        self._nodes = nodes
+        self._transfers = 0
+
+    @property
+    def transfers(self) -> int:
+        return self._transfers
+
+    async def fetch(self, fetch: FetchCall) -> AsyncIterator[LayerArrived | NodeOutcome | FetchSummary]:
+        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes."""
+        descriptor, found = fetch.descriptor, fetch.found
+        outcomes: list[NodeOutcome] = []
+        with self._transfer():
+            parts = shares(clip(found.ranges, descriptor.first_chunk, descriptor.stop_chunk), found.addresses)
+            async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
+                async for event in events:
+                    if isinstance(event, NodeOutcome):
+                        outcomes.append(event)
+                    yield event
+        mask = delivered_mask(outcomes, descriptor.first_chunk, descriptor.chunks)
+        yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
+
+    async def prefetch(self, found: Readable, keys: ChunkKeys, within_ms: int) -> int:
+        """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there.
+
+        Raises what the first node did where all have failed.
+        """
+        with self._transfer():
+            of_node: dict[str, bytes] = {}
+            for each in found.ranges:
+                of_node[each.node_id] = of_node.get(each.node_id, b"") + keys.run(each.first, each.count).packed
+            asked = (
+                self._nodes.prefetch(found.addresses[node_id], ChunkKeys(mine), within_ms)
+                for node_id, mine in of_node.items()
+            )
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [each for each in answers if isinstance(each, BaseException)]
+        if failures and (len(failures) == len(answers) or not isinstance(failures[0], QuireError)):
+            raise failures[0]
+        return sum(each for each in answers if isinstance(each, int))
+
+    async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
+        """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
+        source_chunks = len(store.keys) - store.first
+        if source_chunks < 1:
+            raise InvalidRequest(f"{store.first}, but there are {len(store.keys)} keys", field="first_chunk")
+        needed = store.namespace.layout.payload_bytes(source_chunks)
+        if store.source.length < needed:
+            raise TargetInvalid(f"{store.source.length} bytes, but the chunks have {needed}", field="source.length")
+        outcomes: list[NodeOutcome] = []
+        with self._transfer():
+            placed = await self._allocator.allocate(
+                store.namespace, store.keys, store.first, store.durability, store.on_existing, store.unchained
+            )
+            yield Placement(placed.ranges, placed.nodes, placed.known_chunks)
+            addresses = {node.node_id: node.grpc_address for node in placed.nodes}
+            parts = shares(placed.ranges, addresses)
+            async with _gathered([self._ingest(store, share) for share in parts]) as events:
+                async for outcome in events:
+                    outcomes.append(outcome)
+                    yield outcome
+        stored = sum(sum(outcome.delivered) for outcome in outcomes)
+        yield StoreSummary(stored, placed.known_chunks, sum(outcome.bytes_moved for outcome in outcomes))
+
+    async def fetch_whole(self, fetch: FetchCall) -> FetchSummary:
+        """A fetch to its end. Raises the first node's failure; see `NodeOutcome.check`."""
+        return await _to_the_end(self.fetch(fetch), FetchSummary)
+
+    async def store_whole(self, store: StoreCall) -> StoreSummary:
+        """A store to its end. Raises the first node's failure; see `NodeOutcome.check`."""
+        return await _to_the_end(self.store(store), StoreSummary)
+
+    @contextlib.contextmanager
+    def _transfer(self) -> Iterator[None]:
+        if self._transfers >= self._config.transfers_max:
+            raise TransfersExhausted(f"{self._transfers} transfers are running", retry_after_s=_RETRY_S)
+        self._transfers += 1
+        try:
+            yield
+        finally:
+            self._transfers -= 1
+
+    async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        part = DeliverPart(
+            lease=fetch.lease,
+            tenant=fetch.found.tenant,
+            delivery_id=fetch.delivery_id,
+            descriptor=fetch.descriptor,
+            ranges=share.ranges,
+            node_index=share.index,
+            urgency=fetch.urgency,
+            layers_in_stream=fetch.layers_in_stream,
+            unchained=fetch.unchained,
+            transfer_ms=fetch.transfer_ms,
+            namespace=fetch.namespace,
+        )
+        contacted(share.node_id)
+        try:
+            async for event in self._nodes.deliver(share.grpc_address, part):
+                if isinstance(event, NodeOutcome):
+                    _note(event)
+                yield event
+        except QuireError as error:
+            outcome = _failed(share, error)
+            _note(outcome)
+            yield outcome
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._stop(share, fetch.delivery_id)
+            raise
+
+    async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
+        chunks = [
+            record
+            for each in share.ranges
+            for record in records(store.keys, each.first, each.count, unchained=store.unchained)
+        ]
+        part = IngestPart(
+            namespace=store.namespace,
+            store_id=store.store_id,
+            chunks=chunks,
+            source=store.source,
+            source_ranges=tuple(replace(each, first=each.first - store.first) for each in share.ranges),
+            source_chunks=len(store.keys) - store.first,
+            node_index=share.index,
+            durability=store.durability,
+            on_existing=store.on_existing,
+            source_complete=store.source_complete,
+            tenant=store.tenant,
+            transfer_ms=store.transfer_ms,
+        )
+        contacted(share.node_id)
+        try:
+            outcome = await self._nodes.ingest(share.grpc_address, part)
+        except QuireError as error:
+            outcome = _failed(share, error)
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._stop(share, store.store_id)
+            raise
+        _note(outcome)
+        yield outcome
+
+    async def _stop(self, share: NodeShare, transfer_id: bytes) -> None:
+        """Stop an aborted transfer. If the node does not answer, the client waits for its `Quiesced`."""
+        if is_touching(share.node_id):
+            with contextlib.suppress(QuireError):
+                await self._nodes.stop(share.grpc_address, transfer_id, share.index)
+                finished(share.node_id)
+
+
+async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> Summary:
+    failed: NodeOutcome | None = None
+    last: Any = None
+    async with contextlib.aclosing(transfer) as events:  # type: ignore[type-var]
+        async for last in events:
+            if isinstance(last, NodeOutcome) and last.error_code:
+                failed = failed or last
+    if failed is not None:
+        failed.check()
+    assert isinstance(last, summary), "the last event"
+    return last
+
+
+def _note(outcome: NodeOutcome) -> None:
+    if outcome.quiesced:
+        finished(outcome.node_id)
+
+
+def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
+    # A node that refused, or that was never asked, has written nothing; one that cannot be heard may still be writing.
+    refused = error.unsent or not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
+    return NodeOutcome(
+        share.node_id,
+        share.ranges,
+        bytes(sum(each.count for each in share.ranges)),
+        quiesced=refused,
+        error_code=error.code(),
+        error_message=str(error),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[AsyncIterator[Any]]:
+    """Events of all sources as they come. On leaving, what still runs is cancelled and waited for."""
+    if len(sources) == 1:  # the usual case needs neither task nor queue
+        async with contextlib.aclosing(sources[0]) as only:  # type: ignore[type-var]
+            yield only
+        return
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
+    done = object()
+
+    async def pump(source: AsyncIterator[Any]) -> None:
+        try:
+            async with contextlib.aclosing(source) as events:  # type: ignore[type-var]
+                async for event in events:
+                    await queue.put(event)
+            await queue.put(done)
+        except Exception as error:
+            await queue.put(error)
+
+    async def events() -> AsyncIterator[Any]:
+        left = len(sources)
+        while left:
+            event = await queue.get()
+            if event is done:
+                left -= 1
+            elif isinstance(event, Exception):
+                raise event
+            else:
+                yield event
+
+    runners: list[Coroutine[Any, Any, None]] = [pump(source) for source in sources]
+    tasks = [asyncio.create_task(runner) for runner in runners]
+    try:
+        yield events()
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

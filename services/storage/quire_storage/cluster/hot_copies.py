@@ -1,0 +1,146 @@
+"""More copies of what is read most, while it is.
+
+A node whose link is well used has other nodes pull the ranges that take most of it; look-ups then name these nodes in
+turn. A node that has pulled such a copy gives it up when it was not read much for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire.model.index import OBJECT_TIER
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.ranges import ChunkRange
+from quire.telemetry import counter, logger, names
+from quire_server.core.claims import claims_by_capacity
+from quire_server.core.placement import cut
+from quire_storage.cluster.replication import Replicator
+from quire_storage.config import StorageConfig
+from quire_storage.core.heat import Heat, Hot
+from quire_storage.ports import Clock, ClusterIndex, Peers
+from quire_storage.tiers.tiers import Tiers
+
+_CHECK_S = 1.0
+_AT_ONCE = 4
+_HOT_SHARE = 0.1
+_COLD_SHARE = 0.05
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A range that was pulled because it was hot. `wanted_s`: when it was last."""
+
+    keys: ChunkKeys
+    wanted_s: float
+
+
+class HotCopies:
+    """A range is hot that takes a tenth of the link, while more than the configured share of it is used."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        replicator: Replicator,
+        index: ClusterIndex,
+        peers: Peers,
+        clock: Clock,
+        me: Callable[[], Node],
+    ) -> None:
+        self._config = config
+        self._tiers = tiers
+        self._replicator = replicator
+        self._index = index
+        self._peers = peers
+        self._clock = clock
+        self._me = me
+        self._heat = Heat()
+        self._copies: dict[bytes, _Copy] = {}
+        self._events = counter(names.HOT_COPIES, "1", "copies of ranges that are read much, by what became of them")
+
+    @property
+    def kept(self) -> int:
+        """Copies that are here because they are hot."""
+        return len(self._copies)
+
+    def read(self, keys: ChunkKeys, ranges: Sequence[ChunkRange], chunk_bytes: int) -> None:
+        """These chunks of a request were delivered. `keys`: of the whole request."""
+        now_s = self._clock.monotonic_s()
+        for each in ranges:
+            for first, stop in cut(each.first, each.stop, chunk_bytes):
+                self._heat.read(keys.run(first, stop - first), (stop - first) * chunk_bytes, now_s)
+
+    async def pull(self, source: Node, keys: ChunkKeys) -> list[int]:
+        """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
+        kept = await self._replicator.pull(source, list(keys), Durability.MEMORY)
+        if any(kept):
+            self._copies[keys.at(0)] = _Copy(keys, self._clock.monotonic_s())
+            self._events.add(1, {"event": "pulled"})
+        return kept
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._clock.sleep(_CHECK_S)
+            try:
+                await self._spread()
+                await self._give_up()
+            except QuireError as error:
+                logger().warning("copies of what is read most cannot be made now", error=str(error))
+
+    async def _spread(self) -> None:
+        now_s, link = self._clock.monotonic_s(), self._config.link_bytes_per_s
+        if not self._config.hot_share or self._heat.total(now_s) < self._config.hot_share * link:
+            return
+        for hot in self._heat.above(_HOT_SHARE * link, now_s)[:_AT_ONCE]:
+            await self._copy(hot)
+
+    async def _copy(self, hot: Hot) -> None:
+        """To the node with the strongest claim on it among those that do not have it."""
+        chunks = self._tiers.find_all(list(hot.keys))
+        if not chunks:
+            return
+        holders = set((await self._index.locate([chunks[0].record]))[0])
+        others = [node for node in await self._peers.storage_nodes() if node.node_id not in holders]
+        others = [node for node in others if node.node_id != self._config.node_id]
+        if not others:
+            return
+        name = claims_by_capacity(others).strongest([hot.keys.at(0)])[0]
+        target = next(node for node in others if node.node_id == name)
+        try:
+            await self._peers.replicate(target, hot.keys, self._me(), hot=True)
+        except QuireError as error:
+            logger().warning("a node took no copy of what is read most", node=name, error=str(error))
+            return
+        logger().info("what is read most was copied", node=name, chunks=len(hot.keys), bytes_per_s=hot.bytes_per_s)
+
+    async def _give_up(self) -> None:
+        now_s, cold = self._clock.monotonic_s(), _COLD_SHARE * self._config.link_bytes_per_s
+        for first, copy in list(self._copies.items()):
+            if self._heat.of(first, now_s) > cold:
+                copy.wanted_s = now_s
+            elif now_s - copy.wanted_s > self._config.hot_idle_s:
+                del self._copies[first]
+                gone = await self._give_up_cold(copy.keys)
+                self._events.add(1, {"event": "given up"})
+                logger().info("gave up a copy that is cold", chunks=gone)
+
+    async def _give_up_cold(self, keys: ChunkKeys) -> int:
+        """Those that another node keeps as durably; what was raised to `replicated` here stays."""
+        headers = [header for key in keys if (header := self._tiers.find(key)) is not None]
+        headers = [header for header in headers if header.level is not Durability.REPLICATED]
+        holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []
+        groups: dict[tuple[str, Durability], list[bytes]] = {}
+        for header, listed in zip(headers, holders, strict=True):
+            others = sorted(name for name in listed if name not in (self._config.node_id, OBJECT_TIER))
+            if others:
+                groups.setdefault((others[0], header.level), []).append(header.chunk.key)
+        gone = 0
+        for (keeper, level), mine in groups.items():
+            gone += await self._replicator.give_up(mine[::-1], [keeper], level)
+        return gone

@@ -1,0 +1,286 @@
+"""Never wrong bytes: whole chunks read and verified, healed from another copy where they are not sound; a scrubber.
+
+A place of a copy is sound, corrupt (its bytes were read and do not match) or unreadable (the drive failed the read).
+A copy whose bytes are corrupt in all its places, with no sound copy elsewhere, is given up. One that is unreadable is
+quarantined: it stays where it is, its header too, is a miss to readers, and is read again with back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.telemetry import counter, logger, names
+from quire_storage.core.checksums import row_checksums
+from quire_storage.core.chunks import Chunk, Copy, DiskPlace
+from quire_storage.core.striped import Striped
+from quire_storage.errors import DriveFailed
+from quire_storage.ports import Clock
+from quire_storage.tiers.ring import Ring
+from quire_storage.tiers.tiers import Pinned, Tiers
+
+Bytes = npt.NDArray[np.uint8]
+Copies = Callable[[Chunk], AsyncIterator[Bytes]]
+_IDLE_S = 1.0
+_AT_ONCE = 4
+_RETRY_S, _RETRY_S_MAX = 0.5, 60.0
+
+
+class Unsound(Enum):
+    """Why a place of a copy has no bytes to offer."""
+
+    ABSENT = "absent"
+    CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(slots=True)
+class _Quarantine:
+    """An unreadable copy. `retry_at_s`: monotonic time of the next read."""
+
+    place: DiskPlace | None
+    retry_at_s: float
+    pause_s: float
+
+
+class Integrity:
+    """`copies` offers a chunk's (L, S) bytes as others have them, nearest first; none of it is believed unseen."""
+
+    def __init__(self, *, tiers: Tiers, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
+        self._tiers = tiers
+        self._ring = ring
+        self._threads = threads
+        self._clock = clock
+        self._copies = copies
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._scratches: list[Bytes] = []
+        self._healing: dict[int, asyncio.Task[Bytes | None]] = {}
+        self._quarantined: dict[bytes, _Quarantine] = {}
+        self.corrupt = 0
+        self.healed = 0
+        self.scrubbed = 0
+        self._failures = counter(names.CHECKSUM_FAILURES, "1", "chunks that did not match their checksums")
+        self._repairs = counter(names.REPAIRS, "1", "chunks put right from another copy")
+
+    @property
+    def quarantined(self) -> int:
+        """Copies that could not be read and wait for their next try."""
+        return len(self._quarantined)
+
+    async def sound(self, key: bytes) -> tuple[Chunk, Bytes] | None:
+        """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if there are none now."""
+        async with self._tiers.pinned([key]) as copies:
+            for copy in copies:
+                found = await self._read(copy, from_disk=copy.memory is None)
+                payload = await self.heal(copy) if isinstance(found, Unsound) else found
+                return (copy.chunk, payload) if payload is not None else None
+        return None
+
+    async def heal(self, copy: Copy) -> Bytes | None:
+        """Put a pinned copy right that did not match, from any that does.
+
+        Returns:
+            Its (L, S) bytes. None where there are none now: the copy is given up if its bytes were found wrong, and
+            quarantined if they could not be read.
+        """
+        task = self._healing.get(copy.number)
+        if task is None:
+            waiting = self._quarantined.get(copy.chunk.key)
+            early = waiting is not None and self._clock.monotonic_s() < waiting.retry_at_s
+            if waiting is not None and waiting.place == copy.disk and early:
+                return None
+            pinned = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
+            task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, pinned))
+            task.add_done_callback(lambda _: self._healing.pop(copy.number, None))
+        return await asyncio.shield(task)
+
+    async def retry(self) -> None:
+        """Read quarantined copies again when their time has come. Runs until cancelled."""
+        while True:
+            await self._clock.sleep(_RETRY_S)
+            now_s = self._clock.monotonic_s()
+            for key in [key for key, waiting in self._quarantined.items() if waiting.retry_at_s <= now_s]:
+                if key not in self._tiers.residency:
+                    self._quarantined.pop(key, None)  # dropped meanwhile, or its drive was retired
+                    continue
+                await self._scrub_one(key)
+
+    async def scrub(self, bytes_per_s: int) -> None:
+        """Read everything on the drives again and again, at a pace, and heal what has rotted. Runs until cancelled."""
+        while True:
+            pages = self._tiers.pool.map.scan() if self._tiers.pool is not None else iter(())
+            for key in chain.from_iterable(pages):
+                size = await self._scrub_one(key)
+                self.scrubbed += 1
+                await self._clock.sleep(size / bytes_per_s)
+            await self._clock.sleep(_IDLE_S)
+
+    # ----
+
+    async def _scrub_one(self, key: bytes) -> int:
+        """Bytes that were read."""
+        size = 0
+        try:
+            async with self._tiers.pinned([key]) as copies:
+                for copy in copies:
+                    size = copy.chunk.bytes
+                    if copy.disk is not None and isinstance(await self._read(copy, from_disk=True), Unsound):
+                        await self.heal(copy)
+                    elif key in self._quarantined:
+                        await self._tiers.show(key)
+                        self._quarantined.pop(key, None)
+        except Exception as error:  # one chunk must not end the scrubber
+            logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
+        return size
+
+    async def _heal(self, copy: Copy, pinned: Pinned) -> Bytes | None:
+        key = copy.chunk.key
+        try:
+            places = {from_disk: await self._read(copy, from_disk=from_disk) for from_disk in (False, True)}
+            wrong = {from_disk for from_disk, found in places.items() if found is Unsound.CORRUPT}
+            unreadable = places[True] is Unsound.UNREADABLE
+            if wrong:
+                self.corrupt += 1
+                self._failures.add(1)
+                drive = copy.disk.drive if copy.disk is not None else None
+                logger().error(
+                    "a chunk does not match its checksums", key=key.hex(), in_memory=False in wrong, drive=drive
+                )
+            payload = next((found for found in places.values() if not isinstance(found, Unsound)), None)
+            if payload is None:
+                payload = await self._from_others(copy.chunk)
+            if payload is not None:
+                if key in self._quarantined:  # `retry` tells the index
+                    self._quarantined[key].retry_at_s = 0.0
+                if wrong or unreadable:
+                    await self._put_right(copy, payload)
+            elif unreadable:
+                self._quarantine(copy)
+            else:
+                self._give_up(copy)
+            return payload
+        finally:
+            self._tiers.unpin(pinned)
+
+    async def _from_others(self, chunk: Chunk) -> Bytes | None:
+        async for payload in self._copies(chunk):
+            if await self._matches(chunk, payload):
+                return payload
+        return None
+
+    def _give_up(self, copy: Copy) -> None:
+        """Its bytes were read, are wrong, and nobody has sound ones: a miss from now on."""
+        logger().error("a chunk is lost to corruption", key=copy.chunk.key.hex())
+        self._quarantined.pop(copy.chunk.key, None)
+        self._tiers.lose([copy])
+
+    def is_quarantined(self, key: bytes) -> bool:
+        """Whether the copy of a key could not be read, and was not since."""
+        return key in self._quarantined
+
+    def _quarantine(self, copy: Copy) -> None:
+        """Keep it and its header, and try again later, each time after a longer pause. Look-ups do not promise it."""
+        before = self._quarantined.get(copy.chunk.key)
+        if before is None:
+            self._tiers.hide(copy)
+        pause_s = min(2 * before.pause_s, _RETRY_S_MAX) if before is not None else _RETRY_S
+        self._quarantined[copy.chunk.key] = _Quarantine(copy.disk, self._clock.monotonic_s() + pause_s, pause_s)
+        drive = copy.disk.drive if copy.disk is not None else None
+        logger().warning("a chunk cannot be read", key=copy.chunk.key.hex(), drive=drive, retry_after_s=pause_s)
+
+    async def _put_right(self, copy: Copy, payload: Bytes) -> None:
+        """Write what does not match where the copy lies. Both places are its own for as long as it is pinned.
+
+        A drive that does not take it is used no more; who reads gets the bytes all the same.
+        """
+        arena, chunk = self._tiers.arena, copy.chunk
+        if copy.memory is not None:
+            slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
+            for at, row in zip(slices.tolist(), payload, strict=True):
+                here = arena.view[at : at + chunk.slice_bytes]
+                if not np.array_equal(here, row):
+                    here[:] = row
+        if copy.disk is not None:
+            try:
+                await self._put_right_on_drive(copy, payload)
+            except DriveFailed as error:
+                assert self._tiers.pool is not None, "what lies on a drive is in the pool"
+                self._tiers.pool.lose(error)
+                return
+        self.healed += 1
+        self._repairs.add(1)
+        logger().warning("a chunk was healed from another copy", key=chunk.key.hex())
+
+    async def _put_right_on_drive(self, copy: Copy, payload: Bytes) -> None:
+        """Raises `DriveFailed`."""
+        if self._ring is None or copy.disk is None:
+            return
+        async with self._scratch() as scratch:
+            for first, stop, source in self._groups(copy):
+                rows = _rows(scratch, stop - first, copy.chunk)
+                rows[:] = payload[first:stop]
+                await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
+            await self._ring.sync([copy.disk.drive])
+
+    async def _read(self, copy: Copy, *, from_disk: bool) -> Bytes | Unsound:
+        """The chunk's bytes from one of its places, or why there are none."""
+        chunk, arena = copy.chunk, self._tiers.arena
+        payload = np.empty((chunk.num_layers, chunk.slice_bytes), dtype=np.uint8)
+        if not from_disk:
+            if copy.memory is None:
+                return Unsound.ABSENT
+            slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
+            for layer, at in enumerate(slices.tolist()):
+                payload[layer] = arena.view[at : at + chunk.slice_bytes]
+        else:
+            if copy.disk is None or self._ring is None:
+                return Unsound.ABSENT
+            async with self._scratch() as scratch:
+                for first, stop, source in self._groups(copy):
+                    if await self._ring.read(source.layers(first, stop).moved(int(scratch.ctypes.data))) is not None:
+                        return Unsound.UNREADABLE
+                    payload[first:stop] = _rows(scratch, stop - first, chunk)
+        return payload if await self._matches(chunk, payload) else Unsound.CORRUPT
+
+    @contextlib.asynccontextmanager
+    async def _scratch(self) -> AsyncIterator[Bytes]:
+        """Memory to read into, of its own: a delivery that waits for a chunk to be healed holds staging blocks."""
+        async with self._turns:
+            if not self._scratches:
+                size = self._tiers.arena.block_bytes
+                self._scratches.append(np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8))
+            scratch = self._scratches.pop()
+            try:
+                yield scratch
+            finally:
+                self._scratches.append(scratch)
+
+    def _groups(self, copy: Copy) -> Iterator[tuple[int, int, Striped]]:
+        """Layers [first, stop) that fit a block together, with a source whose addresses count from its start."""
+        assert self._tiers.pool is not None, "what is on a drive is in the pool"
+        chunk, room = copy.chunk, copy.chunk.shape.slice_room
+        most = max(1, self._tiers.arena.block_bytes // room)
+        for first in range(0, chunk.num_layers, most):
+            addresses, strides = np.array([-first * room]), np.array([room])
+            yield first, min(chunk.num_layers, first + most), self._tiers.pool.striped([copy], addresses, strides)
+
+    async def _matches(self, chunk: Chunk, payload: Bytes) -> bool:
+        if payload.shape != (chunk.num_layers, chunk.slice_bytes):
+            return False
+        sums = await asyncio.get_running_loop().run_in_executor(self._threads, row_checksums, payload)
+        return bool(np.array_equal(sums, chunk.checksums))
+
+
+def _rows(scratch: Bytes, count: int, chunk: Chunk) -> Bytes:
+    """(count, S): where that many slices of a chunk lie in scratch memory."""
+    room = chunk.shape.slice_room
+    return scratch[: count * room].reshape(count, room)[:, : chunk.slice_bytes]

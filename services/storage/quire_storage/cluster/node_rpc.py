@@ -1,0 +1,123 @@
+"""What is asked of this node's chunks, other than deliveries. What is begun is done, though its caller goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.outcome import NodeOutcome
+from quire_server.core.shares import SharedBound
+from quire_storage.cluster.hot_copies import HotCopies
+from quire_storage.cluster.registry import Registry
+from quire_storage.cluster.replication import Replicator
+from quire_storage.config import StorageConfig
+from quire_storage.core.pool_format import pack_header
+from quire_storage.delivery.transfers import RETRY_S, Transfers
+from quire_storage.ingest.ingest import IngestCall
+from quire_storage.ingest.stores import Stores
+from quire_storage.ports import Spawn
+from quire_storage.tiers.tiers import Tiers
+
+
+class NodeRequests:
+    """Every method is one request."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        stores: Stores,
+        replicator: Replicator,
+        hot_copies: HotCopies,
+        spawn: Spawn,
+        transfers: Transfers,
+        registry: Registry,
+    ) -> None:
+        self._registry = registry
+        self._transfers = transfers
+        self._config = config
+        self._tiers = tiers
+        self._stores = stores
+        self._replicator = replicator
+        self._hot_copies = hot_copies
+        self._spawn = spawn
+        self._ingests = SharedBound(config.ingests_max)
+
+    @property
+    def ingests(self) -> int:
+        """Stores that are running."""
+        return self._ingests.taken
+
+    async def ingest(self, call: IngestCall) -> NodeOutcome:
+        """Store chunks. Acknowledged means readable, and durable as asked."""
+        self._stores.check_level(call.durability)
+        if not self._ingests.take(call.tenant):
+            raise TooManyRequests(f"{self.ingests} stores are running; retry later", retry_after_s=RETRY_S)
+        name = (call.store_id, call.node_index)
+        try:
+            self._transfers.begin(name, "store")
+        except QuireError:
+            self._ingests.give_back(call.tenant)
+            raise
+        self._transfers.stop_by(name, lambda: self._stores.abandon(call.store_id))
+        task = self._spawn(self._stores.ingest(call), traced=True)
+        task.add_done_callback(lambda ended: self._ingested(ended, call.tenant))
+        task.add_done_callback(lambda _: self._transfers.end(name))
+        try:
+            # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
+            return cast(NodeOutcome, await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if not task.done():
+                self._stores.abandon(call.store_id)
+            raise
+
+    def _ingested(self, task: asyncio.Task[Any], tenant: str) -> None:
+        self._ingests.give_back(tenant)
+        if not task.cancelled():
+            task.exception()  # seen: the caller may be gone
+
+    def is_current(self, epoch: str, changes: int) -> bool:
+        """Whether this node reports to the index of this name, whose `changes` include all of its reports."""
+        return epoch == self._registry.epoch and changes >= self._registry.changes
+
+    async def stop(self, transfer_id: bytes, node_index: int, refuse_s: float) -> None:
+        """End a delivery or store. For `refuse_s` seconds, one of the same name that arrives later is refused."""
+        await self._transfers.stop((transfer_id, node_index), refuse_s)
+
+    async def drop(self, generations: Mapping[bytes, int]) -> int:
+        """Forget copies that were listed under index entries of these generations, which have ended; how many went."""
+        return await self._tiers.drop(generations)
+
+    async def delete_objects(self, keys: ChunkKeys, until_ms: int) -> None:
+        """Remove objects that no index entry lists. Raises `DeadlineExceeded` after `until_ms` (Unix epoch)."""
+        if self._tiers.objects is None:
+            raise InvalidRequest("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="chunk_keys")
+        await self._tiers.objects.delete(list(keys), until_ms)
+
+    async def raise_level(self, keys: ChunkKeys, durability: Durability) -> list[bool]:
+        """Make chunks that are here durable at a level; for each whether it is now."""
+        self._stores.check_level(durability)
+        task = self._spawn(self._stores.raise_level(list(keys), durability), traced=True)
+        safe = await asyncio.shield(task)
+        return [key in safe for key in keys]
+
+    async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
+        """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`. `hot`: while they are
+        read much, and in memory will do.
+        """
+        if hot:
+            task = self._spawn(self._hot_copies.pull(source, keys), traced=True)
+            return cast(list[int], await asyncio.shield(task))
+        self._stores.check_level(Durability.LOCAL)
+        task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
+        return cast(list[int], await asyncio.shield(task))
+
+    def describe(self, keys: ChunkKeys) -> list[bytes]:
+        """Headers of the chunks that are here."""
+        return [pack_header(header) for key in keys if (header := self._tiers.find(key)) is not None]

@@ -1,0 +1,283 @@
+"""The index and this node kept in step: what the index lost is registered again, what is not here is withdrawn.
+
+Heartbeats bring how many chunks the index lists for this node, and a digest of their keys. Where that stays different
+from what the node believes, it looks at both, one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.errors import QuireError
+from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES
+from quire.telemetry import logger
+from quire_server.heartbeat import ClusterNews
+from quire_storage.cluster.fingerprint_index import LocalFingerprints
+from quire_storage.cluster.registry import Registry
+from quire_storage.ports import Clock, Listing
+from quire_storage.tiers.tiers import Tiers
+
+_BATCH: Final = 96
+_PART: Final = 8192
+_DIFFERENT_MAX: Final = 3
+_AGAIN_S: Final = 1.0
+_PAUSE_S, _PAUSE_S_MAX = 0.2, 30.0
+
+
+class Reconciler:
+    """`spawn` runs something in the background of the node."""
+
+    def __init__(
+        self,
+        *,
+        tiers: Tiers,
+        registry: Registry,
+        clock: Clock,
+        threads: Executor,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._tiers = tiers
+        self._registry = registry
+        self._clock = clock
+        self._threads = threads
+        self._spawn = spawn
+        self._epoch = self._compared = ""
+        self._offered = True
+        self._different = 0
+        self._running = False
+        self._again = False
+        self._rebuilding = ""
+        self._unlisted: deque[tuple[bytes, int | None]] = deque()
+        self._registering = False
+        self._more = asyncio.Event()
+
+    @property
+    def compared(self) -> bool:
+        """Whether the index was compared with this node, and was sent every chunk that it did not list. A chunk whose
+        parent is not listed is refused, and sent again later; this does not wait for it.
+        """
+        return self._compared == self._epoch != "" and self._offered and not self._running
+
+    def on_news(self, news: ClusterNews) -> None:
+        """What a heartbeat's answer says of the index."""
+        if news.listing is not None:
+            self._different = self._different + 1 if self._is_different(news.listing) else 0
+        if news.index_epoch != self._epoch:
+            self._epoch = news.index_epoch
+            self._start(sure=True)
+        elif self._different >= _DIFFERENT_MAX or self._registry.unsure:
+            self._different = 0
+            self._start(sure=False)
+        if news.rebuild and news.rebuild != self._rebuilding and self._tiers.objects is not None:
+            self._rebuilding = news.rebuild
+            self._spawn(self._rebuild(news.rebuild))
+
+    def _start(self, *, sure: bool) -> None:
+        self._again = self._again or sure
+        if not self._running:
+            self._running = True
+            self._spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            if self._registry.epoch not in ("", self._epoch):  # it was lost, or a backup of it was restored
+                await self._registry.damaged()
+            self._registry.epoch = self._epoch
+            different = await self._differs()
+            while different or self._again:
+                different = self._again = False
+                await self._reconcile()
+            self._compared = self._epoch
+        except QuireError as error:
+            self._epoch = ""  # the next heartbeat tries again
+            logger().warning("the index cannot be compared with this node now", error=str(error))
+        finally:
+            self._running = False
+
+    async def _differs(self) -> bool:
+        """Whether index and node differ while nothing of this node is under way to the index; asked twice.
+
+        An index that has fewer of this node's changes than it had acknowledged went back: what the node has let go of
+        since, and what lies in the object tier alone, may be unknown to it, though nothing differs that it lists here.
+        """
+        for attempt in range(2):
+            if attempt:
+                await self._clock.sleep(_AGAIN_S)
+            async with self._registry.quiet():
+                listed = await self._registry.listing()
+                self._registry.unsure = False
+                differs = self._is_different(listed)
+                if listed.changes < self._registry.changes:
+                    await self._registry.damaged()
+                self._registry.changes = listed.changes
+                if not differs:
+                    return False
+        return True
+
+    def _is_different(self, listed: Listing) -> bool:
+        residency = self._tiers.residency
+        mine = residency.listed_count, residency.listed_digest
+        return (listed.count, listed.digest) != mine or listed.changes < self._registry.changes
+
+    async def _reconcile(self) -> None:
+        """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
+        residency = self._tiers.residency
+        dropped = await self._carry_out_drops()
+        withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
+        with residency.arriving() as arriving:
+            here = await LocalFingerprints.look(residency.scan(), arriving, self._threads)
+            async for page in self._registry.holdings(here.unknown):
+                for first in range(0, len(page), _BATCH):
+                    some = page[first : first + _BATCH]
+                    keys = here.keys(some)
+                    withdrawn += keys.count(None)
+                    pairs = zip(some, keys, strict=True)
+                    here.mark([key for each, key in pairs if key and residency.generation(key) == each.generation])
+                    await asyncio.sleep(0)
+            for unlisted in here.unmarked():  # chunks that arrive meanwhile are registered by their stores
+                aged = [(key, age) for key in unlisted if (age := residency.age(key)) is not None]
+                missing += b"".join(key for key, _ in aged)
+                ages.extend(age for _, age in aged)
+                await asyncio.sleep(0)
+        logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
+        if await self._was_lost(_keys(missing, range(len(ages)))):
+            await self._registry.damaged()
+        self._offered = False
+        await self._queue(missing, await self._parents_first(ages))
+        self._more.set()
+        if not self._registering:
+            self._registering = True
+            self._spawn(self._register())
+
+    async def _carry_out_drops(self) -> int:
+        """Drop what was evicted while this node could not be told; how many copies went.
+
+        What the index lists for this node now stays, whatever was remembered: it was stored again since, or a backup of
+        Redis has brought an old order back.
+        """
+        dropped = 0
+        async for page in self._registry.drops():
+            concerned = [drop for drop in page if self._tiers.residency.recorded(drop.key) in (0, drop.generation)]
+            listed = await self._tiers.ask_index([drop.key for drop in concerned])
+            orders = {drop.key: drop.generation for drop in concerned if drop.key not in listed}
+            dropped += await self._tiers.drop(orders)
+            await self._registry.settle_drops(page)
+        return dropped
+
+    async def _queue(self, missing: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
+        """Each with the generation that it had: that of a listing which the index lost. What an earlier comparison
+        found, and is still to be registered, is among these.
+        """
+        self._unlisted.clear()
+        for part in parts:
+            keys = _keys(missing, part.tolist())
+            self._unlisted.extend((key, self._tiers.residency.generation(key)) for key in keys)
+            await asyncio.sleep(0)
+
+    async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:
+        """Indices into `ages` in the order of storing, in parts."""
+        numbers = np.frombuffer(ages, dtype=np.uint64) if ages else np.empty(0, np.uint64)
+        sort = partial(np.argsort, numbers, kind="stable")
+        order = await asyncio.get_running_loop().run_in_executor(self._threads, sort)
+        return [order[first : first + _PART] for first in range(0, len(order), _PART)]
+
+    async def _was_lost(self, keys: Iterable[bytes]) -> bool:
+        """Whether the index has lost any of these, which it had acknowledged. What is being evicted is not listed a
+        moment before it leaves this node: what is lost is so a while later, too.
+        """
+        for attempt in range(2):
+            if attempt:
+                await self._clock.sleep(_AGAIN_S)
+            suspects = await self._believed(keys)
+            if not suspects:
+                return False
+            keys = await self._registry.unlisted(suspects)
+        return bool(keys)
+
+    async def _believed(self, keys: Iterable[bytes]) -> list[ChunkRecord]:
+        """Some of these chunks that this node believes to be listed."""
+        found = []
+        for at, key in enumerate(keys):
+            known = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
+            if known is not None:
+                found.append(known[0].chunk.record)
+            if len(found) == _BATCH:
+                break
+            if at % _BATCH == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _register(self) -> None:
+        """Parents may be on nodes that are still coming up: try again, ever less often. Comparisons go on beside it."""
+        pause_s = _PAUSE_S
+        try:
+            while self._unlisted:
+                self._more.clear()
+                left, settled = len(self._unlisted), 0
+                while left > 0 and self._unlisted:
+                    some = [self._unlisted.popleft() for _ in range(min(left, len(self._unlisted), _BATCH))]
+                    left -= len(some)
+                    now = [(key, self._generation(key), lost) for key, lost in some]
+                    await self._register_some([key for key, has, lost in now if has is not None and has in (0, lost)])
+                    again = [key for key, _ in some if self._generation(key) == 0]
+                    settled += len(some) - len(again)
+                    self._unlisted.extend((key, 0) for key in again)
+                self._offered = True
+                pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
+                if self._unlisted and not self._more.is_set():
+                    await self._clock.sleep(pause_s)
+        finally:
+            self._registering, self._offered = False, True
+
+    async def _register_some(self, keys: list[bytes]) -> None:
+        try:
+            await self._tiers.reregister(keys, patient=False)  # the next round tries the rest again
+        except QuireError as error:
+            logger().warning("the index does not take this node's chunks yet", error=str(error))
+
+    def _generation(self, key: bytes) -> int | None:
+        return self._tiers.residency.generation(key)
+
+    async def _rebuild(self, token: str) -> None:
+        """This node was chosen to tell the index what lies in the object tier."""
+        assert self._tiers.objects is not None, "on_news() looked"
+        try:
+            found = [record async for record in self._tiers.objects.records()]
+            registered = await self._registry.register_objects(parents_first(found))
+            await self._registry.rebuilt(token)
+            logger().info("the index was told what lies in the object tier", objects=len(found), listed=registered)
+        except QuireError as error:
+            logger().warning("the index could not be rebuilt from the object tier", error=str(error))
+        finally:
+            self._rebuilding = ""
+
+
+def _keys(packed: bytearray, places: Iterable[int]) -> Iterator[bytes]:
+    return (bytes(packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]) for at in places)
+
+
+def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
+    """The records so ordered that none comes before its parent."""
+    by_key = {record.key: record for record in found}
+    ordered: dict[bytes, ChunkRecord] = {}
+    for record in found:
+        chain: list[ChunkRecord] = []
+        at: ChunkRecord | None = record
+        while at is not None and at.key not in ordered and at not in chain[-1:]:
+            chain.append(at)
+            at = by_key.get(at.parent)
+            if len(chain) > len(by_key):
+                break  # a cycle: no such chain was ever stored
+        for each in reversed(chain):
+            ordered.setdefault(each.key, each)
+    return list(ordered.values())

@@ -1,0 +1,381 @@
+"""Copies between storage nodes: by the same deliveries that clients get, from node to node.
+
+A node pulls: it asks another for the headers of some chunks, has them delivered into memory of its own, verifies each
+against its header, and keeps it. A chunk stored as `replicated` is acknowledged when a second node has pulled it. When
+a node is lost, those who hold replicated chunks that have one live holder left have another node pull them. When it
+comes back there are three copies: one is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.client import quiescence
+from quire.client.quarantine import may_be_in_use
+from quire.model.chunk_object import sound_header
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire.model.index import OBJECT_TIER
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.telemetry import counter, logger, names
+from quire.transport import Region, Transport
+from quire_storage.cluster import redundancy
+from quire_storage.cluster.registry import Registry
+from quire_storage.config import StorageConfig
+from quire_storage.core.checksums import row_checksums
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.pool_format import unpack_header
+from quire_storage.ports import COPY_S_MAX, Clock, ClusterIndex, Peers
+from quire_storage.tiers.tiers import Tiers
+
+Bytes = npt.NDArray[np.uint8]
+COPIES = 2
+LACKED, KEPT, COPIED = range(3)
+_LANDING_BYTES = 32 << 20
+_BATCH_CHUNKS = 64
+_PATROL_CHUNKS = 512
+_SLICE_CHUNKS = 8192
+_Start = tuple[str, str]
+"""Of a node: its name, and what changes when it starts anew or loses a drive."""
+_RESPREAD_PAUSE_S = 5.0
+_LANDINGS_MAX = 4
+_QUARANTINED_MAX = 16
+
+
+class Replicator:
+    """`me` describes this node to others."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        transport: Transport,
+        index: ClusterIndex,
+        registry: Registry,
+        peers: Peers,
+        clock: Clock,
+        me: Callable[[], Node],
+    ) -> None:
+        self._config = config
+        self._tiers = tiers
+        self._transport = transport
+        self._index = index
+        self._registry = registry
+        self._peers = peers
+        self._clock = clock
+        self._me = me
+        # One batch of each source at a time, so that a frozen one holds up no other, and some of all.
+        self._landing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._landing_turns = asyncio.Semaphore(_LANDINGS_MAX)
+        self._round: deque[bytes] = deque()
+        self._spreading: Counter[bytes] = Counter()
+        # Of replicated chunks a start of another node that had a copy when that was looked at last.
+        self._elsewhere: dict[bytes, _Start] = {}
+        # Registered memory that a silent node may still write to. It is never unmapped and never used again.
+        self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
+        self._known: set[_Start] | None = None
+        self._pending = 0
+        self._alone = set[bytes]()
+        self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
+
+    @property
+    def alone(self) -> int:
+        """Replicated chunks without a second live copy, or not looked at since a node came or went."""
+        return self._pending + len(self._alone)
+
+    @property
+    def checked_among(self) -> str:
+        """Digest of the storage nodes that were alive when all replicas were last found; not while some are missing."""
+        if self._known is None or self.alone:
+            return redundancy.NOT_YET
+        return redundancy.digest(self._known)
+
+    async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[int]:
+        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each a mark:
+        `LACKED`, `KEPT` if it was here before, or `COPIED`.
+        """
+        missing = [key for key in keys if self._tiers.find(key) is None]
+        listed: set[bytes] = set()
+        for first in range(0, len(missing), _BATCH_CHUNKS):
+            listed |= await self._pull_some(source, missing[first : first + _BATCH_CHUNKS], level)
+        here = [key for key in keys if key not in listed]
+        if level is not Durability.MEMORY:
+            here = await self._tiers.raise_level(here, level)
+        listed |= await self._tiers.reregister(here)
+        copied = set(missing)
+        return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in keys]
+
+    async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
+        """See to it that each chunk is on a drive of a second live node; those for which that is so."""
+        return (await self._spread_marked(keys))[0]
+
+    async def _spread_marked(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
+        """As `_spread`; meanwhile no one else spreads these."""
+        self._spreading.update(keys)
+        try:
+            return await self._spread(keys)
+        finally:
+            self._spreading.subtract(keys)
+            self._spreading = +self._spreading
+
+    async def _spread(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
+        """Keys of those that are safe now, and how many bytes were copied for that."""
+        chunks = self._tiers.find_all(keys)
+        holders = await self._index.locate([chunk.record for chunk in chunks])
+        already = {name for of_chunk in holders for name in of_chunk}
+        left, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
+        for target in await self._candidates(left, already):
+            try:
+                marks = await self._peers.replicate(target, ChunkKeys(b"".join(left)), self._me())
+            except QuireError as error:
+                logger().warning("a node took no replicas", node=target.node_id, error=str(error))
+                continue
+            kept = {key for key, mark in zip(left, marks, strict=True) if mark != LACKED}
+            copied |= {key for key, mark in zip(left, marks, strict=True) if mark == COPIED}
+            self._elsewhere |= dict.fromkeys(kept, redundancy.start_of(target))
+            safe |= kept
+            left = [key for key in left if key not in safe]
+            if not left:
+                break
+        return safe, sum(chunk.bytes for chunk in chunks if chunk.record.key in copied)
+
+    async def copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
+        """The chunk's (L, S) bytes as other nodes have them, the nearest first, then the object tier's."""
+        try:
+            holders = (await self._index.locate([chunk.record]))[0]
+            nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
+        except QuireError as error:
+            logger().warning("the index does not say where other copies are", error=str(error))
+            holders, nodes = (), {}
+        here = self._me().location
+        others = [nodes[name] for name in holders if name in nodes and name != self._config.node_id]
+        for node in sorted(others, key=lambda node: here.distance(node.location)):
+            async for _, payload in self.fetch(node, [chunk.record.key]):
+                yield payload
+        if self._tiers.objects is not None:
+            generation = self._tiers.residency.generation(chunk.record.key) or 0
+            async for _, payload in self._tiers.objects.fetch({chunk.record.key: generation}):
+                yield payload
+
+    async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
+        """Chunks of another node with their (L, S) bytes, verified; what it has not, or not sound, is left out."""
+        async for batch, payloads in self.fetch_batches(source, keys):
+            for pair in zip(batch, payloads, strict=True):
+                yield pair
+
+    async def fetch_batches(
+        self, source: Node, keys: Sequence[bytes]
+    ) -> AsyncIterator[tuple[list[Chunk], list[Bytes]]]:
+        """The same, as they come: chunks of one shape, and the bytes of each."""
+        try:
+            headers = await self._peers.describe(source, ChunkKeys(b"".join(keys)))
+        except QuireError as error:
+            logger().warning("a node does not say what it has", node=source.node_id, error=str(error))
+            return
+        sound = [np.frombuffer(raw, dtype=np.uint8) for raw in headers if sound_header(raw) is not None]
+        chunks = [unpack_header(raw).chunk for raw in sound]
+        chunks = [chunk for chunk in chunks if chunk.record.key in set(keys)]
+        while chunks:
+            shape = chunks[0].shape
+            count = max(1, _LANDING_BYTES // shape.bytes)
+            batch = [chunk for chunk in chunks if chunk.shape == shape][:count]
+            taken = {chunk.record.key for chunk in batch}
+            chunks = [chunk for chunk in chunks if chunk.record.key not in taken]
+            landed = [pair async for pair in self._land(source, batch)]
+            if landed:
+                yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
+
+    async def keep_replicated(self) -> None:
+        """See to it that replicated chunks have two live holders: those whose other copy may be lost whenever the
+        storage nodes are others than before, and all, some at a time, while they are not.
+        """
+        while True:
+            await self._clock.sleep(self._config.replication_check_s)
+            try:
+                nodes = set(map(redundancy.start_of, await self._peers.storage_nodes()))
+                if nodes == self._known:
+                    await self._patrol()
+                elif await self._respread(nodes):
+                    self._known = nodes
+                else:
+                    await self._clock.sleep(_RESPREAD_PAUSE_S)
+            except QuireError as error:
+                logger().warning("replicas cannot be checked now", error=str(error))
+
+    # ----
+
+    async def _respread(self, nodes: set[_Start]) -> bool:
+        """Whether all chunks are safe that have no copy on any of these, as far as is known."""
+        self._known = None
+        keys = await self._without_copy(nodes)
+        self._pending, self._alone = len(keys), set()
+        for first in range(0, len(keys), _BATCH_CHUNKS):
+            # What is being stored is on its way to a node already, and not to the one that would be chosen here.
+            batch = keys[first : first + _BATCH_CHUNKS]
+            part = [key for key in batch if key not in self._spreading]
+            safe, copied_bytes = await self._spread_marked(part)
+            left = self._tiers.find_all([key for key in part if key not in safe])
+            self._pending -= len(batch)
+            self._alone.update(chunk.record.key for chunk in left)
+            await self._clock.sleep(copied_bytes / self._config.replication_bytes_per_s)
+        return not self._alone
+
+    async def _without_copy(self, nodes: set[_Start]) -> list[bytes]:
+        found: list[bytes] = []
+        for at, key in enumerate(list(self._tiers.residency.replicated)):
+            if self._elsewhere.get(key) not in nodes:
+                found.append(key)
+            if at % _SLICE_CHUNKS == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _patrol(self) -> None:
+        """Look at the next replicated chunks: spread those that no other node has, give up copies beyond the second."""
+        if not self._round:
+            self._round = deque(self._tiers.residency.replicated)
+            self._elsewhere = {key: self._elsewhere[key] for key in self._round if key in self._elsewhere}
+        part = [self._round.popleft() for _ in range(min(_PATROL_CHUNKS, len(self._round)))]
+        chunks = self._tiers.find_all(part)
+        me = self._config.node_id
+        alone: list[bytes] = []
+        surplus: dict[tuple[str, ...], list[bytes]] = {}
+        holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
+        nodes = await self._peers.storage_nodes()
+        starts = {node.node_id: redundancy.start_of(node) for node in nodes}
+        zones = {node.node_id: node.location.zone for node in nodes}
+        for chunk, listed in zip(chunks, holders, strict=True):
+            keepers = keepers_of(chunk.key, listed, zones)
+            others = [starts[name] for name in keepers if name != me and name in starts]
+            if others:
+                self._elsewhere[chunk.key] = others[0]
+            else:
+                self._elsewhere.pop(chunk.key, None)
+            if keepers == (me,) and chunk.key not in self._spreading:
+                alone.append(chunk.key)
+            elif me in listed and me not in keepers:
+                surplus.setdefault(keepers, []).append(chunk.key)
+        self._alone.difference_update(part)
+        for first in range(0, len(alone), _BATCH_CHUNKS):
+            batch = alone[first : first + _BATCH_CHUNKS]
+            safe = await self.spread(batch)
+            left = self._tiers.find_all([key for key in batch if key not in safe])
+            self._alone.update(chunk.record.key for chunk in left)
+        for keepers, keys in surplus.items():
+            gone = await self.give_up(keys, keepers, Durability.REPLICATED)
+            logger().info("gave up copies beyond the second", chunks=gone)
+
+    async def give_up(self, keys: Sequence[bytes], keepers: Sequence[str], level: Durability) -> int:
+        """Let copies go that others keep; how many went. The one rule for giving up a copy:
+
+        - each of `keepers` lives, and has said just now that it has the chunk; for a level above `memory`, on a drive;
+        - this node's copy is at `level` at most, also when the index answers;
+        - the index takes this node off an entry only while it lists each keeper for it and no lease pins the chunk.
+        """
+        nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
+        safe = set(keys) if keepers and all(name in nodes for name in keepers) else set()
+        for name in keepers:
+            left = [key for key in keys if key in safe]
+            if left:
+                safe &= await self._confirmed(nodes[name], left, level)
+        return await self._tiers.evict([key for key in keys if key in safe], keepers=keepers, level=level)
+
+    async def _confirmed(self, keeper: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+        packed = ChunkKeys(b"".join(keys))
+        if level is Durability.MEMORY:
+            sound = [raw for raw in await self._peers.describe(keeper, packed) if sound_header(raw) is not None]
+            return {unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.key for raw in sound}
+        marks = await self._peers.replicate(keeper, packed, self._me())
+        return {key for key, kept in zip(keys, marks, strict=True) if kept}
+
+    async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
+        """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""
+        if not keys:
+            return []
+        me = self._me()
+
+        def preference(node: Node) -> tuple[int, bool, bytes]:
+            return -me.location.distance(node.location), node.node_id not in already, _claim(keys[0], node.node_id)
+
+        nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
+        return sorted(nodes, key=preference)
+
+    async def _pull_some(self, source: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+        """Keys of those that are listed here now."""
+        listed: set[bytes] = set()
+        async for batch, payloads in self.fetch_batches(source, keys):
+            try:
+                async with self._tiers.reserved(batch[0].shape, len(batch)) as slots:
+                    for index, payload in enumerate(payloads):
+                        self._tiers.lay(slots, index, payload)
+                    async with self._tiers.storing(slots, batch, level) as stored:
+                        listed |= stored.now()
+            except QuireError as error:
+                logger().warning("copies of another node's chunks could not be kept", error=str(error))
+        return listed
+
+    async def _land(self, source: Node, batch: Sequence[Chunk]) -> AsyncIterator[tuple[Chunk, Bytes]]:
+        """Chunks of one shape, delivered by their node into memory of this one."""
+        layers, size = batch[0].num_layers, batch[0].slice_bytes
+        async with self._landing[source.node_id], self._landing_turns:
+            while self._quarantined and self._quarantined[0][0] <= self._clock.monotonic_s():
+                self._quarantined.popleft()[1].close()
+            if len(self._quarantined) >= _QUARANTINED_MAX:
+                logger().error("no copies are pulled: too much memory is quarantined", buffers=len(self._quarantined))
+                return
+            memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
+            region = self._transport.register(memory)
+            target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
+            keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))
+            descriptor = Descriptor(keys, layers, 1, size, DeliveryOrder.CHUNKWISE, target)
+            quiesced = False
+            try:
+                outcome = await self._peers.deliver(source, descriptor)
+                quiesced = outcome.quiesced
+            except QuireError as error:
+                quiesced = not may_be_in_use(error)  # it refused, before the first byte
+                logger().warning("a node did not deliver", node=source.node_id, error=str(error))
+                return
+            finally:
+                if quiesced:
+                    region.close()
+                else:
+                    # Until no permit for it can be used any more: by then its node is quiet, or dead.
+                    self._quarantined.append(
+                        (self._clock.monotonic_s() + quiescence.unheard_s(COPY_S_MAX), region, memory)
+                    )
+            if outcome.error_code or not outcome.quiesced:
+                logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
+                return
+        self._copied.add(memory.nbytes)
+        rows = memory.reshape(layers, len(batch), size)
+        for index, chunk in enumerate(batch):
+            payload = np.ascontiguousarray(rows[:, index])
+            if np.array_equal(row_checksums(payload), chunk.checksums):
+                yield chunk, payload
+
+
+def keepers_of(key: bytes, holders: Sequence[str], zones: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same; in several
+    zones where they are. `zones`: of the nodes that are alive, by name.
+    """
+    left = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
+    kept: list[str] = []
+    while left and len(kept) < COPIES:
+        taken = {zones.get(name) for name in kept}
+        kept.append(next((name for name in left if zones.get(name) not in taken), left[0]))
+        left.remove(kept[-1])
+    return tuple(kept)
+
+
+def _claim(key: bytes, node_id: str) -> bytes:
+    return hashlib.blake2b(key + node_id.encode(), digest_size=8).digest()

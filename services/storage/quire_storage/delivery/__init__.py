@@ -1,0 +1,1 @@
+"""Deliveries: chunks from the tiers into memory of clients, layer by layer, at the rates that the scheduler grants."""

@@ -1,0 +1,233 @@
+"""The deliveries of this node: which chunks, pinned for how long, and what becomes of a client that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from quire.model.errors import (
+    ChunkMissing,
+    DescriptorInvalid,
+    PeerLost,
+    QuireError,
+    TooManyRequests,
+)
+from quire.model.index import OBJECT_TIER, ChunkRecord, records
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import RunningDelivery
+from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange
+from quire.telemetry import logger, meter, names, tracer
+from quire.transport import Peer, Stalled
+from quire_server.core.shares import SharedBound
+from quire_storage.cluster.registry import Registry
+from quire_storage.config import StorageConfig
+from quire_storage.delivery.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
+from quire_storage.delivery.transfers import RETRY_S, Transfers
+from quire_storage.ports import ClusterIndex, Spawn
+from quire_storage.tiers.object_tier import ChunkObjects
+from quire_storage.tiers.tiers import Pinned, Tiers
+
+_DEATH_SEEN_S = 60.0
+_SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
+
+
+class Deliveries:
+    """`running`: those under way, by name. `on_read` hears which ranges of a request's keys were delivered, and of how
+    large chunks.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        parts: DeliveryParts,
+        tiers: Tiers,
+        registry: Registry,
+        index: ClusterIndex,
+        spawn: Spawn,
+        on_read: Callable[[ChunkKeys, Sequence[ChunkRange], int], None],
+        transfers: Transfers,
+    ) -> None:
+        self._transfers = transfers
+        self._config = config
+        self._parts = parts
+        self._tiers = tiers
+        self._registry = registry
+        self._index = index
+        self._spawn = spawn
+        self._on_read = on_read
+        self._room = SharedBound(config.deliveries_max)
+        self.running: dict[str, Delivery] = {}
+        self.delivered_bytes = 0
+        self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
+        self._stalls = meter().create_histogram(
+            names.STALL_SECONDS,
+            "s",
+            "for how long a client waited for layers",
+            explicit_bucket_boundaries_advisory=names.SECONDS,
+        )
+
+    async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
+        """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
+
+        Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
+        """
+        keys = self._keys_of(call)
+        if not self._room.take(call.tenant.tenant):
+            raise TooManyRequests(f"{self._room.taken} deliveries are running; retry later", retry_after_s=RETRY_S)
+        try:
+            self._transfers.begin((call.delivery_id, call.node_index), "delivery")
+        except QuireError:
+            self._room.give_back(call.tenant.tenant)
+            raise
+        async for event in self._deliver(call, keys):
+            yield event
+
+    def longest_running(self) -> tuple[RunningDelivery, ...]:
+        """Those that have run longest, for people; not those that end at once anyway."""
+        first = (each.progress for each in islice(self.running.values(), _SHOWN_MAX))
+        return tuple(each for each in first if each.running_ms >= _SHOWN_FROM_MS)
+
+    def stalled(self, message: Stalled) -> None:
+        """A client says for how long it waited for this node's layers."""
+        name = delivery_name(self._config.node_id, message.transfer_id, message.node_index)
+        self._stalls.record(message.stall_us / 1e6)
+        self._spawn(self._parts.rates.stalled(name, message.stall_us / 1e6))
+
+    def _keys_of(self, call: DeliverCall) -> ChunkKeys:
+        """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
+        descriptor = call.descriptor
+        for each in call.ranges:
+            inside = descriptor.first_chunk <= each.first < each.stop <= descriptor.stop_chunk
+            if each.node_id != self._config.node_id or not inside:
+                raise DescriptorInvalid(f"{each} is not this node's to deliver", field="ranges")
+        if not call.ranges:
+            raise DescriptorInvalid("names no chunk", field="ranges")
+        return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
+
+    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
+        """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
+        task, delivery, pinned = None, None, None
+        try:
+            pinned = await self._pin(call, keys)
+            if pinned.missing:
+                call = replace(call, ranges=_without(call, frozenset(pinned.missing)))
+            delivery = Delivery(self._parts, call, pinned.copies)
+            task = self._spawn(self._run(delivery, call, pinned), traced=True)
+            self._transfers.stop_by((call.delivery_id, call.node_index), delivery.cancel)
+        finally:
+            if task is None:
+                self._ended(call)
+                if pinned is not None:
+                    self._tiers.unpin(pinned)
+        try:
+            async for layer in delivery.layers():
+                yield layer
+            yield await asyncio.shield(task)
+        finally:
+            if not task.done():
+                delivery.cancel()
+
+    async def _pin(self, call: DeliverCall, keys: ChunkKeys) -> Pinned:
+        """Of a prefix all chunks, or none; of chunks that stand for themselves those that are here, one at least."""
+        with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
+            pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
+        if not pinned.missing:
+            return pinned
+        self._deny(call)
+        if call.unchained and pinned.copies:
+            return pinned
+        self._tiers.unpin(pinned)
+        index = list(keys).index(pinned.missing[0])
+        raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
+
+    def _deny(self, call: DeliverCall) -> None:
+        """Tell the index which chunks of a delivery are not here."""
+        missing = [record for record in _records_of(call) if record.key not in self._tiers.residency]
+        if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
+            absent = self._tiers.objects.found_absent([record.key for record in missing])
+            missing = [record for record in missing if record.key in absent]
+            self._spawn(self._withdraw_objects(self._tiers.objects, missing))
+        self._tiers.deny(missing)
+
+    async def _withdraw_objects(self, objects: ChunkObjects, missing: Sequence[ChunkRecord]) -> None:
+        """Of chunks that a fetch has found to be no object. Looked at once more: a store may have put them since."""
+        with contextlib.suppress(QuireError):
+            absent = await objects.still_absent(record.key for record in missing)
+            await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
+
+    def _ended(self, call: DeliverCall) -> None:
+        self._room.give_back(call.tenant.tenant)
+        self._transfers.end((call.delivery_id, call.node_index))
+
+    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:
+        name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
+        self.running[name] = delivery
+        try:
+            outcome = await delivery.run()
+        finally:
+            del self.running[name]
+            if delivery.settled:
+                self._ended(call)
+                self._tiers.unpin(pinned)
+            else:
+                self._spawn(self._linger(delivery, call, pinned))
+        if outcome.bytes_moved:
+            self._on_read(call.descriptor.keys, call.ranges, call.descriptor.num_layers * call.descriptor.slice_bytes)
+        self.delivered_bytes += outcome.bytes_moved
+        self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
+        if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
+            self._spawn(self._release_if_gone(delivery.peer, call.lease))
+        return outcome
+
+    async def _linger(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> None:
+        await delivery.linger()
+        self._ended(call)
+        self._tiers.unpin(pinned)
+
+    async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
+        """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
+        gone = asyncio.Event()
+        unwatch = peer.on_failure(lambda error: gone.set())
+        try:
+            async with asyncio.timeout(_DEATH_SEEN_S):
+                await gone.wait()
+            await self._release(lease)
+        except TimeoutError:
+            return
+        finally:
+            unwatch()
+
+    async def _release(self, lease: bytes) -> None:
+        try:
+            await self._index.release(lease)
+        except QuireError as error:
+            logger().warning("the lease of a lost client could not be released", error=str(error))
+
+
+def _records_of(call: DeliverCall) -> list[ChunkRecord]:
+    """Index records of the chunks that a delivery is to deliver."""
+    return [
+        record
+        for each in call.ranges
+        for record in records(
+            call.descriptor.keys, each.first, each.count, unchained=call.unchained, namespace=call.namespace
+        )
+    ]
+
+
+def _without(call: DeliverCall, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:
+    """What is left of a call's ranges."""
+    node, keys = call.ranges[0].node_id, call.descriptor.keys
+    left = [at for each in call.ranges for at in range(each.first, each.stop) if keys.at(at) not in missing]
+    runs: list[ChunkRange] = []
+    for at in left:
+        if runs and runs[-1].stop == at:
+            runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
+        else:
+            runs.append(ChunkRange(node, at, 1))
+    return tuple(runs)

@@ -1,0 +1,117 @@
+"""Bringing chunks into memory before they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from quire.model.errors import CorruptData, TooManyRequests
+from quire.model.keys import ChunkKeys
+from quire.telemetry import logger
+from quire_storage.core.chunks import Copy
+from quire_storage.delivery.batches import Promotion, Promotions, Reading
+from quire_storage.ports import Clock
+
+_GROUP_BYTES: Final = 32 << 20
+_LAYERS_AT_ONCE: Final = 4
+_WAITING_MAX: Final = 64
+_AT_ONCE_S: Final = 1.0
+"""When it is due if it is wanted at once: deliveries, which wait for their reads, are due earlier."""
+_SHARE_MAX: Final = 0.5
+"""Of memory, for one prefetch: more would push out what it has brought itself."""
+
+
+class Prefetches:
+    """Shares its reads with deliveries: whichever begins reads, the other joins.
+
+    A prefetch is read in groups of 32 MiB, of all prefetches one group at a time, so that it delays deliveries by a few
+    reads at most. The prefetch that is due first has the next group.
+    """
+
+    def __init__(self, reading: Reading, promotions: Promotions, clock: Clock) -> None:
+        self._reading = reading
+        self._promotions = promotions
+        self._clock = clock
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._number = 0
+        self._busy = False
+
+    async def prefetch(self, keys: ChunkKeys, within_s: float) -> list[bool]:
+        """For each whether it lies in memory now. What is in the object tier alone is fetched from there.
+
+        At most half of the node's memory is filled, from the first key on. `within_s`: until when, seconds; 0: soon.
+        Raises `TooManyRequests`.
+        """
+        if len(self._waiting) >= _WAITING_MAX:
+            raise TooManyRequests(f"{len(self._waiting)} prefetches wait; retry later")
+        due_s = self._clock.monotonic_s() + (within_s or _AT_ONCE_S)
+        wanted, left = list(keys), int(_SHARE_MAX * self._reading.tiers.arena.slots.capacity_bytes)
+        there: set[bytes] = set()
+        at, count = 0, 1  # how large chunks are is known of those that are here
+        while at < len(wanted) and left > 0:
+            async with self._turn(due_s):
+                here, size = await self._group(wanted[at : at + count], due_s)
+            there |= here
+            at += count
+            left -= size * count
+            count = max(1, min(_GROUP_BYTES, left) // size) if size else 1
+        return [key in there for key in wanted]
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, due_s: float) -> AsyncIterator[None]:
+        if self._busy:
+            turn = asyncio.get_running_loop().create_future()
+            self._number += 1
+            heapq.heappush(self._waiting, (due_s, self._number, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._next()
+                raise
+        self._busy = True
+        try:
+            yield
+        finally:  # soon, so that one that has more groups is among those that wait
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+
+    async def _group(self, keys: Sequence[bytes], due_s: float) -> tuple[set[bytes], int]:
+        """Which of these lie in memory now, and the bytes of the largest chunk, 0 if none is here."""
+        tiers = self._reading.tiers
+        pinned = await tiers.pin(keys)
+        try:
+            there = {copy.chunk.key for copy in pinned.copies if copy.memory is not None}
+            cold = [copy for copy in pinned.copies if copy.memory is None and copy.disk is not None]
+            for shape in {copy.chunk.shape for copy in cold}:
+                there |= await self._promote([copy for copy in cold if copy.chunk.shape == shape], due_s)
+        finally:
+            tiers.unpin(pinned)
+        return there, max((copy.chunk.shape.slot_bytes for copy in pinned.copies), default=0)
+
+    async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
+        """Keys of those that there was room for, once they have been read and verified."""
+        ticket, promoted = self._promotions.join(self._reading, copies, prefetch=True)
+        running: list[Promotion] = list({id(each): each for each, _ in promoted.values()}.values())
+        layers = range(copies[0].chunk.num_layers)
+        try:
+            for first in range(0, len(layers), _LAYERS_AT_ONCE):
+                part = layers[first : first + _LAYERS_AT_ONCE]
+                await asyncio.gather(*(each.layer(layer, due_s) for each in running for layer in part))
+        except CorruptData as error:
+            logger().warning("what was to be prefetched is corrupt", error=str(error))
+        finally:
+            for each in running:
+                await self._promotions.leave(self._reading.tiers, ticket, each)
+        complete = {number for number, (each, _) in promoted.items() if each.complete}
+        return {copy.chunk.key for copy in copies if copy.number in complete}

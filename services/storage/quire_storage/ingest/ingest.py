@@ -1,0 +1,250 @@
+"""One store: chunks out of a client's memory, layer by layer as it produces them, into slots.
+
+Each layer is read straight into its slots; a thread takes the checksums while the next one is read. A slot counts only
+once its bytes are where the asked durability wants them and its key is indexed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.descriptor import RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
+from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.layout import KvLayout
+from quire.model.ranges import ChunkRange
+from quire.telemetry import names, tracer
+from quire.transport import Peer, Region, Remote, Transport
+from quire.transport.fair_threads import FairThreads
+from quire_storage.core.checksums import Checksums, slice_checksums
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.extents import Extent, extents
+from quire_storage.errors import SlotsUnsettled
+from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.tiers.tiers import Slots
+
+_READ_BYTES_MAX = 4 << 20
+_READS_MAX = 8
+_COPY_BYTES = 512 << 10
+_SETTLE_TIMEOUT_S = 2.0
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestCall:
+    """A store as it was asked for. `source_ranges` say where `records` lie among the `source_chunks` of `source`.
+
+    `until_s`: the permit's end, on this node's monotonic clock: nothing is read after it.
+
+    Raises `InvalidRequest` or `TargetInvalid`.
+    """
+
+    layout: KvLayout
+    records: Sequence[ChunkRecord]
+    store_id: bytes
+    source: RdmaTarget
+    source_ranges: tuple[ChunkRange, ...]
+    source_chunks: int
+    node_index: int
+    durability: Durability
+    on_existing: OnExisting
+    source_complete: bool = False
+    until_s: float = math.inf
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):
+            raise InvalidRequest(f"{len(self.records)} chunks do not fill the ranges", field="source_ranges")
+        if any(run.first + run.count > self.source_chunks for run in self.source_ranges):
+            raise InvalidRequest("a range leaves the source", field="source_ranges")
+        if any(len(record.key) != KEY_BYTES or len(record.bucket) != KEY_BYTES for record in self.records):
+            raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
+        ChunkKeys(b"".join(record.key for record in self.records)).distinct()
+        needed = self.layout.payload_bytes(self.source_chunks)
+        if self.source.length < needed:
+            raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
+
+    def groups(self, chunks: int) -> list[IngestCall]:
+        """The same in parts of so many chunks, in order."""
+        places = [(run, at) for run in self.source_ranges for at in range(run.first, run.stop, chunks)]
+        groups, first = [], 0
+        for run, at in places:
+            part = ChunkRange(run.node_id, at, min(run.stop, at + chunks) - at)
+            records = self.records[first : first + part.count]
+            groups.append(replace(self, records=records, source_ranges=(part,)))
+            first += part.count
+        return groups
+
+
+async def pull(
+    call: IngestCall,
+    slots: Slots,
+    arena: Bytes,
+    region: Region,
+    transport: Transport,
+    produced: AnnouncedLayers,
+    threads: FairThreads,
+    timeout_s: float,
+    now_ms: int,
+) -> list[Chunk]:
+    """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
+    peer = transport.connect(call.source.worker_address)
+    remote = await peer.remote(call.source)
+    unwatch = peer.on_failure(lambda error: produced.fail(call.store_id, error))
+    source = _Source(peer, remote, peer.memory(remote), timeout_s)
+    pulling = _Pulling(call, slots, arena, region, source, threads)
+    layers = call.layout.num_layers
+    at_once = pulling.layers_at_once if call.source_complete else 1
+    try:
+        for first in range(0, layers, at_once):
+            if not call.source_complete:
+                await produced.wait(call.store_id, first, timeout_s)
+            with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": first}):
+                await pulling.layers(first, min(layers, first + at_once))
+        await pulling.end()
+    finally:
+        await pulling.settle()
+        unwatch()
+        remote.close()
+        produced.forget(call.store_id)
+    return [
+        Chunk(record, layers, call.layout.slice_bytes, pulling.checksums[:, index].copy(), now_ms)
+        for index, record in enumerate(call.records)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The client's memory. `memory`: its bytes, where they are of this host."""
+
+    peer: Peer
+    remote: Remote
+    memory: Bytes | None
+    timeout_s: float
+
+
+class _Pulling:
+    """Layers into slots; their checksums are taken in a thread, while the next ones are read."""
+
+    def __init__(
+        self, call: IngestCall, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: FairThreads
+    ) -> None:
+        self._call = call
+        self._slots = slots
+        self._arena = arena
+        self._region = region
+        self._source = source
+        self._threads = threads
+        self._size = call.layout.slice_bytes
+        self._parts: list[tuple[int, Extent]] = []  # where in a layer of the source each part of the slots' layer is
+        at = 0
+        for run in call.source_ranges:
+            for part in extents(slots.offsets[at : at + run.count], self._size, _READ_BYTES_MAX):
+                self._parts.append((run.first + part.first, replace(part, first=at + part.first)))
+            at += run.count
+        self.checksums: Checksums = np.empty((call.layout.num_layers, len(slots.offsets)), dtype=np.uint32)
+        self._working: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def layers_at_once(self) -> int:
+        """Of small layers several, so that reads overlap."""
+        return max(1, _READ_BYTES_MAX * _READS_MAX // 2 // (self._size * len(self._slots.offsets)))
+
+    async def layers(self, first: int, stop: int) -> None:
+        """Read them, and let the thread begin with them; it is at most one call behind."""
+        if self._source.memory is not None:
+            work = partial(self._copy, self._source.memory, first, stop)
+        else:
+            await self._read(first, stop)
+            work = partial(self._sum, first, stop)
+        self._working.append(asyncio.wrap_future(self._threads.submit(self._call.tenant, work)))
+        if len(self._working) > 1:
+            await self._take()
+
+    async def end(self) -> None:
+        """Wait for the thread."""
+        while self._working:
+            await self._take()
+
+    async def settle(self) -> None:
+        """However it ended: a slot must not be given back under a thread."""
+        await _ended(self._working)
+
+    async def _take(self) -> None:
+        await asyncio.shield(self._working[0])
+        self._working.popleft()
+
+    async def _read(self, first: int, stop: int) -> None:
+        source, size = self._source, self._size
+        reads = [
+            (part.offset + layer * self._slots.layer_stride, part.count * size, self._place(layer, chunk))
+            for layer in range(first, stop)
+            for chunk, part in self._parts
+        ]
+        for start in range(0, len(reads), _READS_MAX):
+            getting = [
+                asyncio.ensure_future(
+                    source.peer.get(self._region, at, length, source.remote, place, timeout_s=source.timeout_s)
+                )
+                for at, length, place in reads[start : start + _READS_MAX]
+            ]
+            if errors := await _ended(getting):
+                if any(isinstance(error, DeadlineExceeded) for error in errors):
+                    await _cut_off(source.peer)
+                raise errors[0]
+
+    def _sum(self, first: int, stop: int) -> None:
+        for layer in range(first, stop):
+            places = self._slots.offsets + layer * self._slots.layer_stride
+            self.checksums[layer] = slice_checksums(self._arena, places, self._size)
+
+    def _copy(self, memory: Bytes, first: int, stop: int) -> None:
+        """Out of memory of this host: the checksums are of what lies in the arena, taken from the cache."""
+        size, step = self._size, max(1, _COPY_BYTES // self._size)
+        for layer in range(first, stop):
+            for chunk, part in self._parts:
+                at, source = part.offset + layer * self._slots.layer_stride, self._place(layer, chunk)
+                for index in range(0, part.count, step):
+                    count = min(step, part.count - index)
+                    start, length = at + index * size, count * size
+                    there = source + index * size
+                    self._arena[start : start + length] = memory[there : there + length]
+                    offsets = start + np.arange(count, dtype=np.int64) * size
+                    into = slice(part.first + index, part.first + index + count)
+                    self.checksums[layer, into] = slice_checksums(self._arena, offsets, size)
+
+    def _place(self, layer: int, chunk: int) -> int:
+        """Of a chunk's slice in the source."""
+        return (layer * self._call.source_chunks + chunk) * self._size
+
+
+async def _ended(futures: Sequence[asyncio.Future[None]]) -> list[BaseException]:
+    """What they raise; first the cancellations of this, which end nothing: no slot is given back under a read."""
+    cancelled: list[BaseException] = []
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as cancellation:
+            cancelled.append(cancellation)
+    return cancelled + [error for future in futures if (error := future.exception()) is not None]
+
+
+async def _cut_off(peer: Peer) -> None:
+    """The client is frozen: end what is in flight by force. Raises `SlotsUnsettled` if even that does not help."""
+    peer.abort()
+    try:
+        await peer.settle(_SETTLE_TIMEOUT_S)
+    except DeadlineExceeded as error:
+        raise SlotsUnsettled(str(error)) from None
+    except asyncio.CancelledError:
+        raise SlotsUnsettled("cancelled before the reads had ended") from None

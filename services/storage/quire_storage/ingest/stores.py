@@ -1,0 +1,191 @@
+"""Stores of this node: bytes in, then as durable as was asked, then acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded, NotImplementedHere, PeerLost, QuireError
+from quire.model.outcome import NodeOutcome
+from quire.telemetry import binary_context, counter, logger, names, tracer
+from quire.transport import Quiesced, Region, Transport
+from quire.transport.fair_threads import FairThreads
+from quire.transport.messages import encode_message
+from quire_storage.cluster.replication import Replicator
+from quire_storage.config import StorageConfig
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.slots import Shape
+from quire_storage.errors import NotReplicated, SlotsUnsettled
+from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.ingest import IngestCall, pull
+from quire_storage.ports import Clock
+from quire_storage.tiers.tiers import Slots, Tiers
+
+_GROUPS_AT_ONCE: Final = 3
+
+
+class Stores:
+    """`region`: the arena as the data plane knows it. `is_quarantined`: whether a copy that is here cannot be read."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        transport: Transport,
+        region: Region,
+        replicator: Replicator,
+        produced: AnnouncedLayers,
+        threads: FairThreads,
+        clock: Clock,
+        is_quarantined: Callable[[bytes], bool] = lambda key: False,
+    ) -> None:
+        self._is_quarantined = is_quarantined
+        self._config = config
+        self._tiers = tiers
+        self._transport = transport
+        self._region = region
+        self._replicator = replicator
+        self._produced = produced
+        self._threads = threads
+        self._clock = clock
+        self._abandoned: set[bytes] = set()
+        self._counter = counter(names.INGESTED_BYTES, "By", "read from clients' memory")
+        self.ingested_bytes = 0
+
+    def check_level(self, level: Durability) -> None:
+        """Raises `NotImplementedHere` for a level that this node cannot give."""
+        if level in (Durability.LOCAL, Durability.REPLICATED) and self._tiers.pool is None:
+            raise NotImplementedHere("this node has no drive (QUIRE_STORAGE_DRIVES)", field="durability")
+        if level is Durability.OBJECT and self._tiers.objects is None:
+            raise NotImplementedHere("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="durability")
+
+    def abandon(self, store_id: bytes) -> None:
+        """The client has gone: its buffer may hold something else by now."""
+        self._abandoned.add(store_id)
+        self._produced.fail(store_id, PeerLost("the store was abandoned"))
+
+    async def ingest(self, call: IngestCall) -> NodeOutcome:
+        """Read chunks out of the client's memory and keep them; however it ends, the client hears `Quiesced`."""
+        complete = False
+        try:
+            with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
+                outcome = await self._pull_and_keep(call)
+            complete = True
+            return outcome
+        finally:
+            self._abandoned.discard(call.store_id)
+            self._produced.forget(call.store_id)
+            message = Quiesced(call.store_id, call.node_index, complete, binary_context())
+            with contextlib.suppress(QuireError):
+                self._transport.connect(call.source.worker_address).send(encode_message(message))
+
+    async def raise_level(self, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+        """Make chunks that are here durable at a level; the keys that are."""
+        on_drive = await self._tiers.raise_level(keys, level)
+        return await self._secure(set(on_drive), level)
+
+    async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
+        if self._tiers.write_behind is not None and self._tiers.pool is not None:
+            await self._tiers.write_behind.wait_for_room()
+        async with self._compared(call):
+            acknowledged = await self._keep_all(call)
+        moved = call.layout.payload_bytes(len(call.records))
+        self.ingested_bytes += moved
+        self._counter.add(moved)
+        present = bytes(record.key in acknowledged for record in call.records)
+        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
+
+    @contextlib.asynccontextmanager
+    async def _compared(self, call: IngestCall) -> AsyncIterator[None]:
+        """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
+        if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
+            yield
+            return
+        pinned = await self._tiers.pin(
+            [record.key for record in call.records], used=False, records=lambda: call.records
+        )
+        try:
+            yield
+        finally:
+            self._tiers.unpin(pinned)
+
+    async def _keep_all(self, call: IngestCall) -> set[bytes]:
+        """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
+
+        A failure ends the rest; what was acknowledged before stays.
+        """
+        reading = asyncio.Lock()
+        if not call.source_complete or call.durability is Durability.MEMORY:
+            return await self._keep(call, reading)
+        room = asyncio.Semaphore(_GROUPS_AT_ONCE)
+
+        async def keep(group: IngestCall) -> set[bytes]:
+            async with room:
+                return await self._keep(group, reading)
+
+        groups = call.groups(max(1, self._config.group_bytes // call.layout.chunk_bytes))
+        tasks = [asyncio.create_task(keep(group)) for group in groups]
+        try:
+            return set[bytes]().union(*await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, call: IngestCall, reading: asyncio.Lock) -> set[bytes]:
+        """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
+        shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
+        async with self._tiers.reserved(shape, len(call.records)) as slots:
+            try:
+                async with reading:
+                    chunks = await self._pull(call, slots)
+            except SlotsUnsettled as error:
+                slots.unsettled = True
+                logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
+                raise
+            if call.store_id in self._abandoned:
+                raise PeerLost("the store was abandoned: its buffer may hold something else by now")
+            with tracer().start_as_current_span(names.STORAGE_COMMIT):
+                async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
+                    safe = await self._secure(stored.indexed, call.durability)
+                    return {key for key in stored.now() & safe if not self._is_quarantined(key)}
+
+    async def _pull(self, call: IngestCall, slots: Slots) -> list[Chunk]:
+        """Read the client's memory, until the permit's end. Space may have been waited for since it was permitted."""
+        left_s = call.until_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise DeadlineExceeded("its permit ended before the first byte")
+        timeout_s = min(self._config.transfer_timeout_s, left_s)
+        try:
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                return await pull(
+                    call,
+                    slots,
+                    self._tiers.arena.view,
+                    self._region,
+                    self._transport,
+                    self._produced,
+                    self._threads,
+                    timeout_s,
+                    self._clock.now_ms(),
+                )
+        except TimeoutError:
+            raise DeadlineExceeded("not read within the time of its permit") from None
+
+    async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
+        """What beyond this node's drives the level asks for; the keys that have it."""
+        if level is Durability.REPLICATED and keys:
+            safe = await self._replicator.spread(list(keys))
+            if not safe:
+                raise NotReplicated("no second node took the chunks; they are kept on one")
+            return safe
+        if level is Durability.OBJECT and keys:
+            assert self._tiers.write_behind is not None, "check_level() looked"
+            await self._tiers.write_behind.settle(list(keys))
+            return {key for key in keys if self._tiers.residency.in_object(key)}
+        return keys

@@ -1,0 +1,179 @@
+"""Stores chunks in the object tier, fetches, lists and deletes them.
+
+`quire.model.chunk_object` describes the format of an object. A chunk may have several objects, which were written under
+index entries that have ended since. Any sound one will do. Once the chunk has left the index, all of them are deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.chunk_object import read_chunk_object, record_of, sound_header, write_chunk_object
+from quire.model.durability import Durability
+from quire.model.errors import CorruptData, DeadlineExceeded, QuireError
+from quire.model.index import ChunkRecord
+from quire.telemetry import logger
+from quire_storage.core.chunks import Chunk, Header
+from quire_storage.core.pool_format import pack_header, unpack_header
+from quire_storage.ports import Clock, ObjectName, ObjectTier
+
+Bytes = npt.NDArray[np.uint8]
+_AT_ONCE: Final = 8
+_HEADERS_AT_ONCE: Final = 32
+_ABSENT_MAX: Final = 65_536
+_LISTED_AT_ONCE: Final = 32
+
+
+class ChunkObjects:
+    """The object tier with chunks as its objects."""
+
+    def __init__(self, tier: ObjectTier, clock: Clock, timeout_s: float) -> None:
+        self._tier = tier
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._absent: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def description(self) -> str:
+        return self._tier.description
+
+    async def put(self, chunk: Chunk, payload: Bytes, generation: int) -> None:
+        """Write a chunk under the index entry of that generation. Raises what the tier raises.
+
+        Args:
+            chunk: The chunk.
+            payload: Its bytes, (L, S).
+            generation: Of the entry that is to list the object; not 0.
+        """
+        await self._tier.put((chunk.key, generation), pack_object(chunk, payload))
+        self._absent.pop(chunk.key, None)
+
+    # ---- reading
+
+    async def fetch(self, generations: Mapping[bytes, int]) -> AsyncIterator[tuple[Header, Bytes]]:
+        """Yield chunks with their (L, S) bytes, verified, in order. Absent and corrupt ones are left out.
+
+        At most eight chunks are in memory at a time. Where there is no object of the given generation, the key's other
+        objects are tried: an index that was rebuilt lists objects under new entries.
+
+        Args:
+            generations: By key, the generation of the index entry that lists the object; 0 if unknown.
+        """
+        ahead: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
+        left = iter(generations.items())
+        try:
+            while True:
+                for key, generation in islice(left, _AT_ONCE - len(ahead)):
+                    ahead.append(asyncio.create_task(self._fetch_one(key, generation)))
+                if not ahead:
+                    return
+                await asyncio.wait([ahead[0]])
+                if (found := ahead.popleft().result()) is not None:
+                    yield found
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
+        self._absent.pop(key, None)
+        try:
+            chunk = await self._read((key, generation)) if generation else None
+            if chunk is None:
+                chunk = await self._search(key, skip=generation or None)
+        except QuireError as error:
+            logger().warning("the object tier cannot be read", error=str(error))
+            return None
+        if chunk is None:
+            self._absent[key] = None
+            while len(self._absent) > _ABSENT_MAX:
+                self._absent.popitem(last=False)
+        return chunk
+
+    async def _search(self, key: bytes, skip: int | None) -> tuple[Header, Bytes] | None:
+        """Read the newest sound object of a key, other than that of the generation `skip`."""
+        for generation in [*await self._tier.generations(key), 0]:
+            if generation != skip and (chunk := await self._read((key, generation))) is not None:
+                return chunk
+        return None
+
+    async def _read(self, name: ObjectName) -> tuple[Header, Bytes] | None:
+        raw = await self._tier.get(name)
+        chunk = unpack_object(raw) if raw is not None else None
+        if raw is not None and (chunk is None or chunk[0].chunk.key != name[0]):
+            logger().error("an object is not the chunk of its name", key=name[0].hex(), generation=name[1])
+            return None
+        return chunk
+
+    async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Which of `keys` have no object now. Raises what the tier raises."""
+        return {key for key in keys if not await self._has_object(key)}
+
+    async def _has_object(self, key: bytes) -> bool:
+        for generation in [*await self._tier.generations(key), 0]:
+            if await self._tier.header((key, generation)) is not None:
+                return True
+        return False
+
+    def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Which of `keys` a fetch has lately found to be no sound object; asking again says nothing of them."""
+        gone = {key for key in keys if key in self._absent}
+        for key in gone:
+            del self._absent[key]
+        return gone
+
+    async def delete(self, keys: Sequence[bytes], until_ms: int) -> None:
+        """Remove all objects of chunks that are out of the index.
+
+        Only objects that exist at that time: one that is written later has another name. Raises `DeadlineExceeded`
+        after `until_ms` (Unix epoch), and what the tier raises: from then on objects may be written.
+        """
+        for first in range(0, len(keys), _LISTED_AT_ONCE):
+            part = keys[first : first + _LISTED_AT_ONCE]
+            listed = await asyncio.gather(*map(self._tier.generations, part))
+            left_s = until_ms / 1000 - self._clock.now_ms() / 1000
+            if left_s < self._timeout_s:
+                raise DeadlineExceeded("too late to delete objects", field="until_ms")
+            names = [
+                (key, generation)
+                for key, generations in zip(part, listed, strict=True)
+                for generation in [*generations, 0]
+            ]
+            await self._tier.delete(names)
+
+    async def records(self) -> AsyncIterator[ChunkRecord]:
+        """Yield the index record of each sound object, from its header: several times if a chunk has several."""
+        async for names in self._tier.list():
+            for first in range(0, len(names), _HEADERS_AT_ONCE):
+                part = names[first : first + _HEADERS_AT_ONCE]
+                for (key, _), raw in zip(part, await asyncio.gather(*map(self._tier.header, part)), strict=True):
+                    if (record := _record(key, raw)) is not None:
+                        yield record
+
+
+def _record(key: bytes, raw: bytes | None) -> ChunkRecord | None:
+    """Of the chunk `key`, from its object's header; None if that is not one, or another chunk's."""
+    row = sound_header(raw) if raw is not None else None
+    return record_of(row) if row is not None and row["key"].tobytes() == key else None
+
+
+def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
+    """`payload`: (L, S)."""
+    return write_chunk_object(payload, pack_header(Header(chunk, Durability.OBJECT, in_object=True)))
+
+
+def unpack_object(raw: bytes) -> tuple[Header, Bytes] | None:
+    """The chunk and its (L, S) bytes; None if anything of it is not as it was written."""
+    try:
+        found = read_chunk_object(raw)
+    except CorruptData:
+        return None
+    header = unpack_header(np.frombuffer(found.header, dtype=np.uint8))
+    return Header(header.chunk, Durability.OBJECT, in_object=True), found.payload

@@ -1,0 +1,371 @@
+"""What a node does with its chunks is asked for here: `core.residency` decides, `execution` carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import PoolFull, QuireError
+from quire.model.index import ChunkRecord
+from quire.telemetry import logger
+from quire_storage.cluster.registry import Registry
+from quire_storage.core import events as ev
+from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
+from quire_storage.core.residency import Residency
+from quire_storage.core.slots import Shape
+from quire_storage.ports import Clock
+from quire_storage.tiers.arena import Arena
+from quire_storage.tiers.execution import Executor
+from quire_storage.tiers.object_tier import ChunkObjects
+from quire_storage.tiers.pool import Pool
+from quire_storage.tiers.write_behind import WriteBehind
+
+Bytes = npt.NDArray[np.uint8]
+Records = Callable[[], Iterable[ChunkRecord]]
+
+
+@dataclass(slots=True, eq=False)
+class Slots:
+    """Slots of the arena for one transfer: slice l of slot i lies at `offsets[i]` + l·`layer_stride`.
+
+    `unsettled`: a peer may still touch them, so that they are not used again.
+    """
+
+    ticket: int
+    shape: Shape
+    offsets: npt.NDArray[np.int64]
+    layer_stride: int
+    unsettled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Chunks that stay where they are until `Tiers.unpin`. `missing`: keys that are not here."""
+
+    ticket: int
+    copies: list[Copy]
+    missing: list[bytes]
+
+
+class Tiers:
+    """For one event loop. `checked`: look at the machine's invariants after every so many events (tests).
+
+    `draw` makes the random bytes of generations.
+    """
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        arena: Arena,
+        pool: Pool | None,
+        objects: ChunkObjects | None,
+        write_behind: WriteBehind | None,
+        registry: Registry,
+        clock: Clock,
+        wait_s: float,
+        checked: int = 0,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._draw = draw
+        self._registry = registry
+        self.residency = residency
+        self.arena = arena
+        self.pool = pool
+        self.objects = objects
+        self.write_behind = write_behind
+        self._wait_s = wait_s
+        self._records: dict[int, Records] = {}
+        self._executor = Executor(
+            residency=residency,
+            arena=arena,
+            pool=pool,
+            write_behind=write_behind,
+            registry=registry,
+            clock=clock,
+            fetch=self._fetch,
+            checked=checked,
+        )
+        if pool is not None:
+            pool.on_lost(lambda drive: self._executor.post(ev.DriveLost(drive)))
+
+    async def close(self) -> None:
+        """Write what lies in memory only, as far as the drives have space; then stop."""
+        await self._executor.ask(lambda ticket: ev.Stopping(ticket))
+        await self._executor.close()
+
+    # ---- what is here
+
+    def find(self, key: bytes) -> Header | None:
+        """What is known of a chunk that can be read here."""
+        found = self.residency.look(key)
+        return found[0] if found is not None else None
+
+    def find_all(self, keys: Sequence[bytes]) -> list[Chunk]:
+        """Those of the chunks that can be read here."""
+        return [header.chunk for key in keys if (header := self.find(key)) is not None]
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the drives, or of memory if that has more."""
+        return max(self.arena.slots.used_bytes, self.pool.map.used_bytes if self.pool is not None else 0)
+
+    # ---- reading
+
+    async def pin(
+        self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True, records: Records | None = None
+    ) -> Pinned:
+        """Chunks, kept where they are until `unpin`.
+
+        Args:
+            keys: Their keys.
+            used: A sign of interest.
+            fetch: Chunks of the object tier alone are brought here first.
+            records: Returns their index records, which serve to request the names of their objects from the index.
+                Without them the object tier is searched, which takes longer.
+        """
+        ticket = self._executor.ticket()
+        self._records[ticket] = records or tuple
+        try:
+            answer = await self._executor.answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
+        except BaseException:
+            self._executor.post(ev.Unpinned(ticket))
+            raise
+        finally:
+            del self._records[ticket]
+        copies, missing = cast(ev.PinResult, answer)
+        self._executor.count()
+        return Pinned(ticket, copies, missing)
+
+    def pin_also(self, copy: Copy) -> Pinned:
+        """Keep a copy that is pinned already for longer."""
+        ticket = self._executor.ticket()
+        self._executor.post(ev.PinnedAlso(ticket, copy.number))
+        return Pinned(ticket, [copy], [])
+
+    def unpin(self, pinned: Pinned) -> None:
+        """Let go."""
+        self._executor.post(ev.Unpinned(pinned.ticket))
+
+    @contextlib.asynccontextmanager
+    async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
+        """Those that are here, for a use that is no sign of interest."""
+        pinned = await self.pin(keys, used=False, fetch=False)
+        try:
+            yield pinned.copies
+        finally:
+            self.unpin(pinned)
+
+    def promote(
+        self, copies: Sequence[Copy], *, prefetch: bool = False
+    ) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
+        """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
+        the promotion that it is part of and the place. End each promotion by `end_promotion`. `prefetch`: a client
+        wants them there.
+        """
+        ticket = self._executor.ticket()
+        event = ev.PromotionWanted(ticket, [copy.number for copy in copies], prefetch)
+        found = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
+        return ticket, found
+
+    def end_promotion(self, ticket: int, promotion: int, *, complete: bool) -> None:
+        """`complete`: every byte of it was read and verified."""
+        self._executor.post(ev.PromotionEnded(ticket, promotion, complete))
+
+    # ---- storing
+
+    @contextlib.asynccontextmanager
+    async def reserved(self, shape: Shape, count: int) -> AsyncIterator[Slots]:
+        """Slots of memory, for as long as no chunk has taken them over. Raises `PoolFull`, `LayoutInvalid`."""
+        self.check_shape(shape)
+        ticket = self._executor.ticket()
+        slots = None
+        try:
+            async with asyncio.timeout(self._wait_s):
+                offsets = await self._executor.answer(ticket, ev.Reserved(ticket, shape, count))
+            stride = self.arena.slots.layer_stride(shape)
+            slots = Slots(ticket, shape, np.array(offsets, dtype=np.int64), stride)
+            yield slots
+        except TimeoutError:
+            if slots is not None:
+                raise
+            used = self.arena.slots.used_bytes
+            raise PoolFull(f"no memory for {count} chunks of {shape.bytes} bytes ({used} in use)") from None
+        finally:
+            unsettled = slots is not None and slots.unsettled
+            self._executor.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raises `LayoutInvalid` for chunks that this node cannot hold."""
+        self.arena.check(shape)
+        if self.pool is not None:
+            self.pool.map.check(shape)
+
+    @contextlib.asynccontextmanager
+    async def storing(
+        self, slots: Slots, chunks: Sequence[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP
+    ) -> AsyncIterator[Stored]:
+        """Keep chunks whose bytes lie in `slots`, in order: readable, on a drive if the level asks for it, and indexed.
+
+        Inside, all that was indexed is pinned. That other nodes or the object tier have it is the caller's matter.
+        Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing was kept. What is not indexed is not kept.
+        """
+        ticket = self._executor.ticket()
+        event = ev.StoreOffered(
+            ticket=ticket,
+            transfer=slots.ticket,
+            chunks=chunks,
+            offsets=slots.offsets.tolist(),
+            level=level,
+            on_existing=on_existing,
+            generation=int.from_bytes(self._draw(8), "big") | 1,
+        )
+        try:
+            indexed = cast(set[bytes], await self._executor.answer(ticket, event))
+            yield Stored(self, ticket, indexed)
+        finally:
+            self._executor.post(ev.Unpinned(ticket))
+
+    async def raise_level(self, keys: Sequence[bytes], level: Durability) -> list[bytes]:
+        """Put chunks that are here on a drive, and note the level; the keys of those that are on one now.
+
+        Raises `PoolFull`, `DriveFailed`.
+        """
+        return cast(list[bytes], await self._executor.ask(lambda ticket: ev.LevelRaised(ticket, list(keys), level)))
+
+    async def reregister(self, keys: Sequence[bytes], *, patient: bool = True) -> set[bytes]:
+        """Tell the index again of chunks that are here; the keys that are listed. Raises what the index raises.
+
+        `patient`: chunks whose parents are on their way to other nodes are waited for.
+        """
+        ticket = self._executor.ticket()
+        try:
+            event = ev.RegistrationWanted(ticket, list(keys), patient)
+            return cast(set[bytes], await self._executor.answer(ticket, event))
+        finally:
+            self._executor.post(ev.Unpinned(ticket))
+
+    # ---- what goes
+
+    async def drop(self, generations: Mapping[bytes, int]) -> int:
+        """Forget copies that were listed under index entries of these generations, which have ended; how many went.
+
+        Of a copy that may have been listed under another entry the index is asked first: what it lists stays. They are
+        off the drives when this returns. Raises `DriveFailed`: they may come back with their drive; and what the index
+        raises.
+        """
+        unknown = [key for key in generations if self.residency.recorded(key) == 0]
+        if unknown:
+            await self.ask_index(unknown)
+        return cast(int, await self._executor.ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
+
+    async def ask_index(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Learn under which entries the index lists chunks that are here; the keys that it lists for this node."""
+        listed = await self._registry.generations([chunk.record for chunk in self.find_all(keys)])
+        if listed:
+            self._executor.post(ev.Listed(listed))
+        return set(listed)
+
+    async def evict(
+        self, keys: Sequence[bytes], *, keepers: Sequence[str] = (), level: Durability = Durability.MEMORY
+    ) -> int:
+        """Let chunks go from everywhere, children before parents, as far as the index allows; how many went.
+
+        `keepers`, if there are any: from this node only, copies at `level` at most, where each keeper has them too.
+        """
+        gone = 0
+        for first in range(0, len(keys), _EVICTED_AT_ONCE):
+            part = list(keys[first : first + _EVICTED_AT_ONCE])
+            ticket = self._executor.ticket()
+            event = ev.EvictionWanted(ticket, part, tuple(keepers), level)
+            gone += cast(int, await self._executor.answer(ticket, event))
+        return gone
+
+    def lose(self, copies: Sequence[Copy]) -> None:
+        """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
+        self._executor.post(ev.Lost([copy.number for copy in copies]))
+
+    def hide(self, copy: Copy) -> None:
+        """A copy is temporarily unreadable: withdraw it from the index, and keep it."""
+        self._executor.post(ev.Hidden(copy.number))
+
+    async def show(self, key: bytes) -> None:
+        """Register a hidden copy again, if this node still holds it. Raises the index's errors."""
+        if self.residency.generation(key) == 0:
+            await self.reregister([key], patient=False)
+
+    def deny(self, records: Sequence[ChunkRecord]) -> None:
+        """Tell the index of those among these, which it lists for this node, that are not here."""
+        self._executor.post(ev.Denied(records))
+
+    def listed(self, key: bytes) -> tuple[Header, int] | None:
+        """What is known of a chunk that can be read here, and the generation of the index entry that lists it."""
+        return self.residency.look(key)
+
+    def wants_object(self, key: bytes) -> bool:
+        """Whether a chunk that is here and listed is not in the object tier, as far as is known."""
+        return self.residency.wants_object(key)
+
+    def uploaded(self, chunk: Chunk, generation: int) -> None:
+        """The object tier has a chunk, and the index entry of that generation lists it there."""
+        self._executor.post(ev.Uploaded(chunk, generation))
+
+    async def _fetch(self, keys: Sequence[bytes]) -> None:
+        assert self.objects is not None, "the machine knows that there is an object tier"
+        left = dict.fromkeys(keys)
+        try:
+            async for header, payload in self.objects.fetch(await self._object_generations(keys)):
+                async with self.reserved(header.chunk.shape, 1) as slots:
+                    self.lay(slots, 0, payload)
+                    fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
+                    del left[header.chunk.key]
+                    self._executor.post(fetched)
+        except PoolFull as error:
+            logger().warning("no memory for what the object tier has", chunks=len(left), error=str(error))
+        finally:
+            for key in left:
+                self._executor.post(ev.FetchFailed(key))
+
+    async def _object_generations(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown."""
+        generations = dict.fromkeys(keys, 0)
+        by_key = {record.key: record for pinned in list(self._records.values()) for record in pinned()}
+        records = [record for key, record in by_key.items() if key in generations]
+        if records:
+            try:
+                generations |= (await self._registry.object_generations(records))[0]
+            except QuireError as error:
+                logger().warning(
+                    "the index does not give the names of objects: the object tier is searched", error=str(error)
+                )
+        return generations
+
+    def lay(self, slots: Slots, index: int, payload: Bytes) -> None:
+        """Copy a chunk's (L, S) bytes into a slot."""
+        places = self.arena.slices(int(slots.offsets[index]), slots.layer_stride, slots.shape)
+        for at, row in zip(places.tolist(), payload, strict=True):
+            self.arena.view[at : at + slots.shape.slice_bytes] = row
+
+
+_EVICTED_AT_ONCE: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store brought. `indexed`: keys as the index took them."""
+
+    tiers: Tiers
+    ticket: int
+    indexed: set[bytes]
+
+    def now(self) -> set[bytes]:
+        """The keys that can be read here and are listed at this moment: what may be acknowledged."""
+        return self.tiers.residency.acknowledged(self.ticket) & self.indexed
