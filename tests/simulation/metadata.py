@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.simulation.loop import SimulatedLoop
 from quire_server.redis import PrefixIndex
-from quire_server.redis.scripts import sources
+from quire_server.redis.scripts import names, part, script
 from quire_server.redis.slots import LINKS, PAGES, tagged
 from quire_tools.local.embedded_redis import redis_command
 
@@ -168,8 +167,8 @@ class Metadata:
         self.server.flushall()
         self.scripts: dict[str, str] = {}
         self.subscribers: list[asyncio.Event] = []
-        self._names = {text: name for name, text in sources().items()}
-        pages = (files("quire_server.redis") / "lua" / "pages.lua").read_text()
+        self._names = {script(f"index_{name}"): name for name in names("index")}
+        pages = part("index_pages")
         self._entries = self.server.register_script(pages + _ENTRIES)
         self.index = self.new_index()
 

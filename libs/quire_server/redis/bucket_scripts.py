@@ -11,8 +11,8 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import NoScriptError
 
 from quire.model.fingerprints import PRINT_BYTES
-from quire_server.redis import scripts
 from quire_server.redis.connection import is_cluster, metadata_errors
+from quire_server.redis.scripts import names, script
 from quire_server.redis.slots import LINKS, bucket_key, bucket_keys, bucket_of_page
 
 LINK_BYTES: Final = 8
@@ -32,7 +32,7 @@ class BucketScripts:
         self._client = client
         self._cluster = is_cluster(client)
         self._draw = draw
-        self._scripts = {name: client.register_script(text) for name, text in scripts.sources().items()}
+        self._scripts = {name: client.register_script(script(f"index_{name}")) for name in names("index")}
 
     # ---- links
 

@@ -10,9 +10,8 @@ import redis.asyncio as redis
 
 from quire.model.errors import ConditionFailed
 from quire.model.images import ExpectedImage, ImageEntry
-from quire.model.policy import ENTRY_BYTES
-from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.scripts import script
 
 _ANYTHING = ExpectedImage()
 _FIELDS_AT_FIRST: Final = 7
@@ -22,97 +21,17 @@ _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quir
 _CHARGED = "quire:{images}:charged"
 _STORED = "quire:{images}:stored"  # of releases before 0.3
 
-# An entry is a list of CBOR that begins with the record's digest and length. A hash by tenant has the sums of the
-# lengths, and of the entries themselves; earlier releases did not keep it.
-_COUNT = (
-    UINT
-    + f"local ENTRY = {ENTRY_BYTES}"
-    + """
-local function size_of(packed) return uint(packed, 36) + ENTRY end
-local function count(stored, tenant, entries, more)
-    if redis.call('HEXISTS', stored, tenant) == 0 then
-        local cursor, sum = '0', 0
-        repeat
-            local page = redis.call('HSCAN', entries, cursor, 'COUNT', 1000)
-            cursor = page[1]
-            for at = 2, #page[2], 2 do sum = sum + size_of(page[2][at]) end
-        until cursor == '0'
-        redis.call('HSET', stored, tenant, string.format('%.0f', sum))
-    end
-    if more ~= 0 then redis.call('HINCRBY', stored, tenant, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
-end
-"""
-)
-
-# KEYS: entries, ids, uses, unused, expires, stored. ARGV: 1 id, 2 entry, 3 record's name; of the one before: 4 "1" if
-# none must be there, 5 its record's digest ("" any), which a packed entry begins with; 6 tenant and id, 7 when it goes;
-# 8 tenant. Returns the entry before, false if there was none, or 0 if that is not so: then the record is unused, unless
-# others have it.
-_PUT = (
-    _COUNT
-    + """
-local before = redis.call('HGET', KEYS[1], ARGV[1])
-if (before and ARGV[4] == '1')
-        or (ARGV[5] ~= '' and (not before or string.sub(before, 4, 35) ~= ARGV[5])) then
-    if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 then redis.call('SADD', KEYS[4], ARGV[3]) end
-    return 0
-end
-count(KEYS[6], ARGV[8], KEYS[1], size_of(ARGV[2]) - (before and size_of(before) or 0))
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('ZADD', KEYS[2], 0, ARGV[1])
-redis.call('HINCRBY', KEYS[3], ARGV[3], 1)
-redis.call('SREM', KEYS[4], ARGV[3])
-if tonumber(ARGV[7]) > 0 then
-    redis.call('ZADD', KEYS[5], ARGV[7], ARGV[6])
-else
-    redis.call('ZREM', KEYS[5], ARGV[6])
-end
-return before
-"""
-)
-# KEYS: entries, ids, expires, stored. ARGV: 1 id, 2 the entry that is meant (empty: any), 3 tenant and id, 4 tenant.
-# Returns the entry, or false.
-_DELETE = (
-    _COUNT
-    + """
-local before = redis.call('HGET', KEYS[1], ARGV[1])
-if not before or (ARGV[2] ~= '' and before ~= ARGV[2]) then return false end
-count(KEYS[4], ARGV[4], KEYS[1], -size_of(before))
-redis.call('ZREM', KEYS[3], ARGV[3])
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-return before
-"""
-)
-# KEYS: uses, unused. ARGV: 1 record's name. One use less; how many are left.
-_RELEASE = """
-local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
-if left <= 0 then
-    redis.call('HDEL', KEYS[1], ARGV[1])
-    redis.call('SADD', KEYS[2], ARGV[1])
-end
-return left
-"""
-
-# KEYS: uses, unused. ARGV: 1 record's name. A record that was stored and not catalogued is unused, unless others have
-# it.
-_REFUSED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then redis.call('SADD', KEYS[2], ARGV[1]) end"
-
-
-# KEYS: entries, charged. ARGV: 1 tenant. Returns the charge, counted if it was not.
-_CHARGE = _COUNT + "count(KEYS[2], ARGV[1], KEYS[1], 0) return redis.call('HGET', KEYS[2], ARGV[1])"
-
 
 class Images:
     """Written by PUT and DELETE, read by everything else."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._put = client.register_script(_PUT)
-        self._delete = client.register_script(_DELETE)
-        self._release = client.register_script(_RELEASE)
-        self._charge = client.register_script(_CHARGE)
-        self._refused = client.register_script(_REFUSED)
+        self._put = client.register_script(script("images_put"))
+        self._delete = client.register_script(script("images_delete"))
+        self._release = client.register_script(script("images_release"))
+        self._charge = client.register_script(script("images_charge"))
+        self._refused = client.register_script(script("images_refused"))
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage = _ANYTHING) -> ImageEntry | None:
         """Catalogue an image; the one of that id before, whose record is now used once less (`release` it).

@@ -1,8 +1,8 @@
 """The prefix-closed index: which chunks exist, and which storage nodes hold them.
 
-Closed means that a chunk is indexed only if the chunk before it is. Chains are cut into buckets of 256 chunks, named by
-the chunk that opens them; a bucket is one Redis key or a few (`scripts`). Chunks are known by fingerprints: two that
-share one cost a miss, as storage nodes compare whole keys.
+Closed means that a chunk is indexed only if the chunk before it is. Chains are cut into index buckets of 256 chunks,
+named by the chunk that opens them; one is a Redis key or a few (`index_format`). Chunks are known by fingerprints: two
+that share one cost a miss, as storage nodes compare whole keys.
 
 Every key has one of 256 hash tags, by its bucket, so that a bucket lies in one slot of a Redis Cluster.
 """
@@ -30,8 +30,8 @@ from quire.model.index import (
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.index_format import nodes_of, pin_arguments, runs_of
 from quire_server.redis.old_format import let_old_format_expire
-from quire_server.redis.scripts import nodes_of, pin_arguments, runs_of
 from quire_server.redis.slots import (
     PAGES,
     TAGS,

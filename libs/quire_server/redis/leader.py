@@ -7,22 +7,7 @@ from typing import cast
 import redis.asyncio as redis
 
 from quire_server.redis.connection import metadata_errors
-
-# KEYS: lease, who took it last. ARGV: 1 name, 2 ttl ms. Takes or keeps the lease unless another has it; returns who
-# has it, and who took it last before that.
-_HOLD = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return {holder, holder} end
-local last = redis.call('GET', KEYS[2]) or ''
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-if last ~= ARGV[1] then redis.call('SET', KEYS[2], ARGV[1]) end
-return {ARGV[1], last}
-"""
-# KEYS: lease. ARGV: 1 name.
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
+from quire_server.redis.scripts import script
 
 
 class RedisLeaderLease:
@@ -30,8 +15,8 @@ class RedisLeaderLease:
 
     def __init__(self, client: redis.Redis, office: str) -> None:
         self._key = f"quire:leader:{{{office}}}"
-        self._hold = client.register_script(_HOLD)
-        self._release = client.register_script(_RELEASE)
+        self._hold = client.register_script(script("leader_hold"))
+        self._release = client.register_script(script("leader_release"))
 
     async def hold(self, name: str, ttl_ms: int) -> tuple[str, str]:
         """Take or keep it for `ttl_ms` unless another has it; who has it now, and who took it last before."""

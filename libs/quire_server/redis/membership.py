@@ -22,6 +22,7 @@ from quire.telemetry import background, logger
 from quire.wire.convert import node_from, node_to, running_from, running_to
 from quire.wire.v1 import common_pb2
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.scripts import script
 
 _KEY = "quire:{nodes}"
 _EXPIRIES_KEY = "quire:{nodes}:until"
@@ -31,52 +32,8 @@ _FIGURES_KEY = "quire:{nodes}:figures"
 _CHANNEL = "quire:nodes-changed"
 _LISTEN_S = 4.0
 
-# KEYS: members, figures. ARGV: 1 node, 2 incarnation, 3 channel. Removes the member unless a newer incarnation has its
-# name.
-_LEAVE = """
-local entry = redis.call('HGET', KEYS[1], ARGV[1])
-if entry and string.find(entry, ARGV[2], 1, true) then
-  redis.call('PUBLISH', ARGV[3], ARGV[1])
-  redis.call('HDEL', KEYS[2], ARGV[1])
-  return redis.call('HDEL', KEYS[1], ARGV[1])
-end
-return 0
-"""
 
-# KEYS: members, expiries, bytes used, figures. ARGV: 1 channel, then of each member: node, incarnation, entry, time to
-# live in ms, bytes used, figures. By the clock of Redis: those who write and those who read have clocks of their own.
-# Returns for each 1, or 0 if another incarnation that is alive has the name. One that joins or is alive again is made
-# known on the channel.
-_RENEW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function renew(node, incarnation, packed, ttl, used, figures)
-  local entry, expiry = redis.call('HGET', KEYS[1], node), redis.call('HGET', KEYS[2], node)
-  local alive = entry and expiry and tonumber(expiry) > now
-  local same = entry and string.find(entry, incarnation, 1, true)
-  if alive and not same then return 0 end
-  if not (alive and same) then redis.call('PUBLISH', ARGV[1], node) end
-  if entry ~= packed then redis.call('HSET', KEYS[1], node, packed) end
-  redis.call('HSET', KEYS[3], node, used)
-  redis.call('HSET', KEYS[4], node, figures)
-  redis.call('HSET', KEYS[2], node, string.format('%.0f', now + ttl))
-  return 1
-end
-local done = {}
-for at = 2, #ARGV, 6 do done[#done + 1] = renew(unpack(ARGV, at, at + 5)) end
-return done
-"""
 _TOGETHER_MAX: Final = 256
-
-# KEYS: members, so that a Cluster asks the Redis that keeps them.
-_TIME = "return redis.call('TIME')"
-
-
-# KEYS: members, expiries, bytes used; of all at one moment, and what time it is.
-_LIVE = """
-local function all(key) return redis.call('HGETALL', key) end
-return {all(KEYS[1]), all(KEYS[2]), all(KEYS[3]), redis.call('TIME')}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +49,10 @@ class Membership:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._leave = client.register_script(_LEAVE)
-        self._renew = client.register_script(_RENEW)
-        self._live = client.register_script(_LIVE)
-        self._time = client.register_script(_TIME)
+        self._leave = client.register_script(script("membership_leave"))
+        self._renew = client.register_script(script("membership_renew"))
+        self._live = client.register_script(script("membership_live"))
+        self._time = client.register_script(script("membership_time"))
         self._known: dict[bytes, tuple[bytes, bytes, Node]] = {}  # entry, bytes used, and what they mean
         self._renewals: list[_Renewal] = []
         self._writing: set[asyncio.Task[None]] = set()

@@ -7,31 +7,12 @@ from typing import Final, NamedTuple, cast
 import redis.asyncio as redis
 
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.scripts import script
 
 _KEY: Final = "quire:reserved:"
 _NEXT: Final = b"next"
 RESERVATION_MS: Final = 3_600_000
 """After this time a reservation ends by itself, as its process may be dead."""
-
-# KEYS: the tenant's reservations, by number: "ends:bytes"; and the last number. ARGV: 1 bytes; 2 milliseconds that a
-# reservation lasts. Returns the new one's number, and the bytes of all before it.
-_ADD: Final = """
-local time = redis.call('TIME')
-local now, sum = time[1] * 1000 + math.floor(time[2] / 1000), 0
-local all = redis.call('HGETALL', KEYS[1])
-for at = 1, #all, 2 do
-    local ends, size = string.match(all[at + 1], '(%d+):(%d+)')
-    if ends and tonumber(ends) <= now then
-        redis.call('HDEL', KEYS[1], all[at])
-    elseif ends then
-        sum = sum + tonumber(size)
-    end
-end
-local number = redis.call('HINCRBY', KEYS[1], 'next', 1)
-redis.call('HSET', KEYS[1], number, string.format('%d:%d', now + ARGV[2], ARGV[1]))
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return {number, sum}
-"""
 
 
 class Reservation(NamedTuple):
@@ -53,7 +34,7 @@ class Reservations:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._add = client.register_script(_ADD)
+        self._add = client.register_script(script("reservations_add"))
 
     async def add(self, tenant: str, reserved_bytes: int) -> Reservation:
         """Reserve room, whether there is any or not.

@@ -10,201 +10,9 @@ import redis.asyncio as redis
 
 from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Page, Part, StoredObject, Upload
 from quire.model.policy import ENTRY_BYTES
-from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.packed_objects import pack, pack_part, unpack, unpack_part
-
-# Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs; the CBOR is a list that
-# begins with the size. `charged` counts a bucket's objects, parts and uploads, and blobs that nothing refers to until
-# they are removed: their sizes are in the hash `waste`. Releases before 0.3 counted otherwise, in `stored`.
-_COMMON = (
-    UINT
-    + f"local ENTRY = {ENTRY_BYTES}\n"
-    + """
-local function size_of(raw) return uint(raw, select(2, string.find(raw, '^[^\\n]*\\n[^\\n]*\\n')) + 2) end
-local function sum_of(hash, part)
-    local cursor, sum = '0', 0
-    repeat
-        local page = redis.call('HSCAN', hash, cursor, 'COUNT', 1000)
-        cursor = page[1]
-        for at = 1, #page[2], 2 do sum = sum + part(page[2][at], page[2][at + 1]) end
-    until cursor == '0'
-    return sum
-end
-local function count(charged, objects, more)
-    if redis.call('EXISTS', charged) == 0 then
-        local bucket = string.sub(objects, 1, -1 - #'objects') -- the other keys are in its slot
-        local function entry(_, raw) return ENTRY + size_of(raw) end
-        local function unremoved(blob, size) -- releases before 0.3 remove blobs without their waste
-            return redis.call('ZSCORE', bucket .. 'garbage', blob) and tonumber(size) or 0
-        end
-        local sum = sum_of(objects, entry) + sum_of(bucket .. 'waste', unremoved)
-            + sum_of(bucket .. 'uploads', function(id) return ENTRY + sum_of(bucket .. 'parts:' .. id, entry) end)
-        redis.call('SET', charged, string.format('%.0f', sum))
-    end
-    if more ~= 0 then redis.call('INCRBY', charged, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
-end
-local function etag_of(raw) return string.match(raw, '^[^\\n]*') end
-local function discard(garbage, waste, raw, at)
-    local names, size = string.match(raw, '^[^\\n]*\\n([^\\n]*)'), size_of(raw)
-    local count = select(2, string.gsub(names, '%S+', ''))
-    for blob in string.gmatch(names, '%S+') do
-        redis.call('ZADD', garbage, at + 10000 * count, blob)
-        if size > 0 then redis.call('HSET', waste, blob, string.format('%.0f', size)) end
-        size = 0 -- the first blob stands for all
-    end
-end
-local function store(objects, keys, garbage, waste, charged, key, packed, grace)
-    local before = redis.call('HGET', objects, key)
-    count(charged, objects, size_of(packed) + (before and 0 or ENTRY))
-    redis.call('HSET', objects, key, packed)
-    redis.call('ZADD', keys, 0, key)
-    if before then discard(garbage, waste, before, grace) end
-end
-local function fits(objects, key, expected)
-    local before = redis.call('HGET', objects, key)
-    if expected == 'absent' then return not before end
-    return expected == '' or (before and etag_of(before) == expected)
-end
-"""
-)
-# KEYS: objects, keys, garbage, about, charged, waste. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there,
-# 4 when the old blobs may be removed, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such
-# bucket, -2 if a blob was removed concurrently.
-_PUT = (
-    _COMMON
-    + """
-if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
-if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
-for blob in string.gmatch(ARGV[5], '%S+') do
-    if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
-end
-store(KEYS[1], KEYS[2], KEYS[3], KEYS[6], KEYS[5], ARGV[1], ARGV[2], tonumber(ARGV[4]))
-for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
-return 1
-"""
-)
-# KEYS: objects, keys, garbage, charged, waste. ARGV: 1 key, 2 when its blobs may be removed, 3 "" or the etag it must
-# have. Returns 1, 0 if there is none, -1 for another etag.
-_DELETE = (
-    _COMMON
-    + """
-local before = redis.call('HGET', KEYS[1], ARGV[1])
-if not before then return 0 end
-if ARGV[3] ~= '' and etag_of(before) ~= ARGV[3] then return -1 end
-count(KEYS[4], KEYS[1], -ENTRY)
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-discard(KEYS[3], KEYS[5], before, tonumber(ARGV[2]))
-return 1
-"""
-)
-# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs
-# may be removed, 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed concurrently.
-_PUT_PART = (
-    _COMMON
-    + """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-for blob in string.gmatch(ARGV[5], '%S+') do
-    if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
-end
-local before = redis.call('HGET', KEYS[2], ARGV[2])
-count(KEYS[5], KEYS[4], size_of(ARGV[3]) + (before and 0 or ENTRY))
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
-if before then discard(KEYS[3], KEYS[6], before, tonumber(ARGV[4])) end
-for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
-return 1
-"""
-)
-# KEYS: objects, keys, garbage, about, uploads, parts, completed, charged, waste. ARGV: 1 key, 2 packed, 3 expected, 4
-# when old blobs may be removed, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that
-# the object is made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
-_COMPLETE = (
-    _COMMON
-    + """
-if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
-if redis.call('HEXISTS', KEYS[5], ARGV[5]) == 0 then return -3 end
-if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
-local chosen = {}
-for at = 7, #ARGV, 2 do
-    if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
-    chosen[ARGV[at]] = true
-end
-count(KEYS[8], KEYS[1], 0)
-store(KEYS[1], KEYS[2], KEYS[3], KEYS[9], KEYS[8], ARGV[1], ARGV[2], tonumber(ARGV[4]))
-local parts, more = redis.call('HGETALL', KEYS[6]), -ENTRY
-for at = 1, #parts, 2 do
-    more = more - ENTRY
-    if chosen[parts[at]] then
-        more = more - size_of(parts[at + 1])
-    else
-        discard(KEYS[3], KEYS[9], parts[at + 1], tonumber(ARGV[4]))
-    end
-end
-count(KEYS[8], KEYS[1], more)
-redis.call('DEL', KEYS[6])
-redis.call('HDEL', KEYS[5], ARGV[5])
-redis.call('SET', KEYS[7], etag_of(ARGV[2]) .. '\\n' .. ARGV[1], 'PX', ARGV[6])
-return 1
-"""
-)
-# KEYS: uploads, parts, garbage, objects, charged, waste. ARGV: 1 upload, 2 when its parts' blobs may be removed.
-# Whether it was there.
-_ABORT = (
-    _COMMON
-    + """
-local parts = redis.call('HGETALL', KEYS[2])
-count(KEYS[5], KEYS[4], -ENTRY * (redis.call('HEXISTS', KEYS[1], ARGV[1]) + #parts / 2))
-for at = 1, #parts, 2 do discard(KEYS[3], KEYS[6], parts[at + 1], tonumber(ARGV[2])) end
-redis.call('DEL', KEYS[2])
-return redis.call('HDEL', KEYS[1], ARGV[1])
-"""
-)
-# KEYS: about, garbage. ARGV: 1 blob, 2 when it may be removed. Whether the bucket is there.
-_WILL_WRITE = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-return 1
-"""
-# KEYS: uploads, about, objects, charged. ARGV: 1 upload, 2 packed. Whether the bucket is there.
-_START_UPLOAD = (
-    _COMMON
-    + """
-if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
-count(KEYS[4], KEYS[3], ENTRY)
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
-)
-# KEYS: charged, objects. Returns the charge, counted if it was not.
-_CHARGE = _COMMON + "count(KEYS[1], KEYS[2], 0) return redis.call('GET', KEYS[1])"
-# KEYS: garbage, waste, charged. ARGV: blobs that were removed.
-_REMOVED = """
-local size = 0
-for _, blob in ipairs(ARGV) do
-    size = size + (tonumber(redis.call('HGET', KEYS[2], blob)) or 0)
-    redis.call('HDEL', KEYS[2], blob)
-    redis.call('ZREM', KEYS[1], blob)
-end
-if size > 0 and redis.call('EXISTS', KEYS[3]) == 1 then redis.call('DECRBY', KEYS[3], string.format('%.0f', size)) end
-"""
-# KEYS: objects, uploads, about, garbage, charged, waste, stored, parts of each upload. ARGV: 1 how many uploads the
-# caller knows of, 2 when their parts' blobs may be removed. Removes a bucket without objects, and its unfinished
-# uploads: 1, 0 if it has objects, -1 if it has other uploads by now.
-_DROP = (
-    _COMMON
-    + """
-if redis.call('HLEN', KEYS[1]) > 0 then return 0 end
-if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[1]) then return -1 end
-for at = 8, #KEYS do
-    local parts = redis.call('HGETALL', KEYS[at])
-    for each = 1, #parts, 2 do discard(KEYS[4], KEYS[6], parts[each + 1], tonumber(ARGV[2])) end
-    redis.call('DEL', KEYS[at])
-end
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[5], KEYS[6], KEYS[7])
-return 1
-"""
-)
+from quire_server.redis.scripts import script
 
 
 class S3Buckets:
@@ -212,16 +20,16 @@ class S3Buckets:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._put = client.register_script(_PUT)
-        self._delete = client.register_script(_DELETE)
-        self._drop = client.register_script(_DROP)
-        self._put_part = client.register_script(_PUT_PART)
-        self._complete = client.register_script(_COMPLETE)
-        self._abort = client.register_script(_ABORT)
-        self._will_write = client.register_script(_WILL_WRITE)
-        self._charge = client.register_script(_CHARGE)
-        self._removed = client.register_script(_REMOVED)
-        self._start_upload = client.register_script(_START_UPLOAD)
+        self._put = client.register_script(script("s3_put"))
+        self._delete = client.register_script(script("s3_delete"))
+        self._drop = client.register_script(script("s3_drop"))
+        self._put_part = client.register_script(script("s3_put_part"))
+        self._complete = client.register_script(script("s3_complete"))
+        self._abort = client.register_script(script("s3_abort"))
+        self._will_write = client.register_script(script("s3_will_write"))
+        self._charge = client.register_script(script("s3_charge"))
+        self._removed = client.register_script(script("s3_removed"))
+        self._start_upload = client.register_script(script("s3_start_upload"))
 
     # ---- buckets
 

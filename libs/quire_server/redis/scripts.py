@@ -1,92 +1,78 @@
-"""The server-side scripts of the prefix index. Each touches the index buckets of one hash slot.
-
-The index knows a chunk by its fingerprint, 8 bytes of its key. An index bucket lies in pages of up to 256 chunks: "n"
-(2 bytes), n fingerprints in the order in which they were indexed, then, packed by cmsgpack, what is known of them:
-
-- spans: (row, generation, holders)…: from that row on entries have this generation (8 bytes), and are held by the nodes
-  with these names, joined by commas ("" for none, which keeps the chain closed while others extend it);
-- links: (row, parent, bucket)…: of rows whose parent is not the row before: its fingerprint ("" for none); where it is
-  in another bucket, the fingerprint of that bucket and the name of the link;
-- extra: (row, count)…: how many indexed chunks extend a row, beside the next one where that has no link;
-- of the first page besides: chunks of the bucket, slots of its directory, and the number of its last page.
-
-So a chain that was stored at once takes 8 bytes a chunk. A bucket of several pages has a directory: hashes of about 64
-fields (5 bytes of a fingerprint → page) for the chunks that are not in its first page; they split one by one as it
-grows (linear hashing).
-
-Beside them, in the same slot, lie a hash of pins (fingerprint .. lease id → expiry; "@p": when to look for expired
-ones), a hash of objects that nothing lists any more (key → when to delete it, or "!" and until when its deletion runs),
-a hash that counts what each node is listed for (node → count:digest), for each node a hash of what it is to drop
-(fingerprint → generation of the entry that ended, key, bucket), of each bucket a hash of links to children in other
-buckets (fingerprints of parent and child .. name of the link → when it was made), and the objects that are due, by
-when.
-
-A link is made before its child is registered, and removed by its name after the child's entry has ended. Both calls may
-come twice. Each registration makes a link of its own, and removes it if the child is there by another one: a link that
-two registrations shared would be removed with the entry of the first, and leave that of the second without. If a
-removal never comes, the link keeps the parent until `PrefixIndex.repair` finds that no child has it.
-"""
+"""Loads the Lua scripts that Redis runs: `lua/<area>_<name>.lua`, each behind the parts that it shares with others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
-from quire.model.index import Match, Pin, PlacedRun
+from quire.model.policy import ENTRY_BYTES
 
-_PRUNE_MS: Final = 10_000
-_SHARED: Final = {
-    "match": ("pages", "pinning"),
-    "holders": ("pages",),
-    "pin": ("pages", "there", "pinning"),
-    "held": ("pages",),
-    "register": ("clock", "pages", "bucket"),
-    "unregister": ("pages", "bucket"),
-    "evict": ("pages", "bucket"),
-    "link": ("clock", "pages", "bucket"),
-    "unlink": ("pages", "bucket"),
-    "link_of": ("pages",),
-    "add_objects": ("pages", "bucket"),
-    "expect": ("pages", "bucket"),
-    "claim": ("pages", "bucket"),
-    "end_claim": (),
-    "rebuilt": (),
-    "settle": (),
-    "listings": (),
+_S3: Final = ("cbor_uint", "s3_entries")
+_IMAGES: Final = ("cbor_uint", "images_count")
+_INDEX: Final = ("index_pages", "index_bucket")
+_SHARED: Final[dict[str, tuple[str, ...]]] = {
+    "images_charge": _IMAGES,
+    "images_delete": _IMAGES,
+    "images_put": _IMAGES,
+    "images_refused": (),
+    "images_release": (),
+    "index_add_objects": _INDEX,
+    "index_claim": _INDEX,
+    "index_end_claim": (),
+    "index_evict": _INDEX,
+    "index_expect": _INDEX,
+    "index_held": ("index_pages",),
+    "index_holders": ("index_pages",),
+    "index_link": ("now_ms", *_INDEX),
+    "index_link_of": ("index_pages",),
+    "index_listings": (),
+    "index_match": ("index_pages", "index_pinning"),
+    "index_pin": ("index_pages", "index_there", "index_pinning"),
+    "index_rebuilt": (),
+    "index_register": ("now_ms", *_INDEX),
+    "index_settle": (),
+    "index_unlink": _INDEX,
+    "index_unregister": _INDEX,
+    "leader_hold": (),
+    "leader_release": (),
+    "membership_leave": (),
+    "membership_live": (),
+    "membership_renew": ("now_ms",),
+    "membership_time": (),
+    "reservations_add": ("now_ms",),
+    "retained_forget": (),
+    "retained_reserve": (),
+    "s3_abort": _S3,
+    "s3_charge": _S3,
+    "s3_complete": _S3,
+    "s3_delete": _S3,
+    "s3_drop": _S3,
+    "s3_put": _S3,
+    "s3_put_part": _S3,
+    "s3_removed": (),
+    "s3_start_upload": _S3,
+    "s3_will_write": (),
 }
-"""What each script begins with."""
+"""The parts that precede each script."""
+_ENTRY: Final = f"local ENTRY = {ENTRY_BYTES} -- bytes that an entry counts for, besides its own\n"
 
 
-def sources() -> dict[str, str]:
-    """The scripts by name."""
-    folder = files("quire_server.redis") / "lua"
+def script(name: str) -> str:
+    """Return the source of a script with its shared parts.
 
-    def read(name: str) -> str:
-        return (folder / f"{name}.lua").read_text()
-
-    return {name: "".join(map(read, (*shared, name))) for name, shared in _SHARED.items()}
-
-
-# ---- what they take and answer
+    Raises:
+        KeyError: No script has the name.
+    """
+    shared = _SHARED[name]
+    return (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, (*shared, name)))
 
 
-def pin_arguments(pin: Pin) -> list[Any]:
-    """Of `match` and `pin`."""
-    return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
+def names(area: str) -> Iterable[str]:
+    """Return the names of an area's scripts, without the area."""
+    return (name.removeprefix(f"{area}_") for name in _SHARED if name.startswith(f"{area}_"))
 
 
-def runs_of(flat: Sequence[Any]) -> Match:
-    """What `match` returns, neighbours of one placement together."""
-    runs: list[PlacedRun] = []
-    for count, placement in zip(flat[1::2], flat[2::2], strict=True):
-        nodes = nodes_of(placement)
-        if runs and runs[-1].nodes == nodes:
-            count += runs.pop().count
-        runs.append(PlacedRun(count, nodes))
-    return Match(tuple(runs), bool(flat[0]))
-
-
-def nodes_of(placement: bytes) -> tuple[str, ...]:
-    """The names of a placement."""
-    return tuple(placement.decode().split(",")) if placement else ()
+def part(name: str) -> str:
+    """Return the source of one file."""
+    return (files("quire_server.redis") / "lua" / f"{name}.lua").read_text()

@@ -1,10 +1,4 @@
-"""What scripts in Redis read of packed entries."""
-
-from __future__ import annotations
-
-from typing import Final
-
-UINT: Final = """
+-- The number of CBOR that begins at a byte, counted from 1.
 local function uint(packed, at)
     local kind = string.byte(packed, at)
     if kind < 24 then return kind end
@@ -12,5 +6,3 @@ local function uint(packed, at)
     for each = at + 1, at + 2 ^ (kind - 24) do value = value * 256 + string.byte(packed, each) end
     return value
 end
-"""
-"""`uint(packed, at)`: the number of CBOR that begins at a byte, counted from 1."""

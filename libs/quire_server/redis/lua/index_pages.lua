@@ -3,7 +3,7 @@ local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local function page_key(cell, id) return id == 0 and cell or cell .. struct.pack('>I3', id) end
 local function count_of(page) local high, low = byte(page, 1, 2) return high * 256 + low end
 local unpacked = {}
--- What is known of a page's chunks (`scripts`).
+-- What is known of a page's chunks (`index_format`).
 local function about(page)
   local known = unpacked[page]
   if not known then known = cmsgpack.unpack(sub(page, 3 + 8 * count_of(page))); unpacked[page] = known end

@@ -1,0 +1,3 @@
+-- KEYS: members, expiries, bytes used; of all at one moment, and what time it is.
+local function all(key) return redis.call('HGETALL', key) end
+return {all(KEYS[1]), all(KEYS[2]), all(KEYS[3]), redis.call('TIME')}
