@@ -16,15 +16,13 @@ TARGET = ROOT.parent / "libs" / "quire" / "wire" / "v1"
 def generate(folder: Path) -> None:
     """Write the modules of every .proto below `folder`, as quire/v1/*_pb2.py and so on."""
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("quire/v1/*.proto"))
-    plugin = shutil.which("protoc-gen-mypy", path=str(Path(sys.executable).parent))
     grpc_plugin = shutil.which("protoc-gen-mypy_grpc", path=str(Path(sys.executable).parent))
     arguments = [
         "protoc",
         f"-I{ROOT}",
         f"--python_out={folder}",
         f"--grpc_python_out={folder}",
-        f"--plugin=protoc-gen-mypy={plugin}",
-        f"--mypy_out=quiet:{folder}",
+        f"--pyi_out={folder}",
         f"--plugin=protoc-gen-mypy_grpc={grpc_plugin}",
         f"--mypy_grpc_out=quiet:{folder}",
         *sources,

@@ -142,7 +142,7 @@ def target_to(target: RdmaTarget) -> pb.RdmaTarget:
     )
 
 
-def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
+def order_to(order: DeliveryOrder) -> pb.DeliveryOrder:
     return inverse(_ORDERS, order)
 
 
@@ -214,7 +214,7 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
     ]
 
 
-def role_from(value: pb.Role.ValueType) -> Role:
+def role_from(value: pb.Role) -> Role:
     """Raises `InvalidRequest`."""
     if value not in _ROLES:
         raise InvalidRequest("not set, or unknown", field="role")
@@ -369,22 +369,22 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
     )
 
 
-def durability_from(value: pb.Durability.ValueType) -> Durability:
+def durability_from(value: pb.Durability) -> Durability:
     """Raises `InvalidRequest`."""
     if value not in _DURABILITY:
         raise InvalidRequest("not set, or unknown", field="durability")
     return _DURABILITY[value]
 
 
-def durability_to(value: Durability) -> pb.Durability.ValueType:
+def durability_to(value: Durability) -> pb.Durability:
     return inverse(_DURABILITY, value)
 
 
-def on_existing_from(value: pb.OnExisting.ValueType) -> OnExisting:
+def on_existing_from(value: pb.OnExisting) -> OnExisting:
     return _ON_EXISTING.get(value, OnExisting.SKIP)
 
 
-def on_existing_to(value: OnExisting) -> pb.OnExisting.ValueType:
+def on_existing_to(value: OnExisting) -> pb.OnExisting:
     return inverse(_ON_EXISTING, value)
 
 
