@@ -47,7 +47,8 @@ $(CHARTS): $(STAMP)
 	$(INSTALL) helm-python-sdk
 	touch $(CHARTS)
 
-test-chart: $(CHARTS)   ## the Helm chart, rendered by Helm's own code, against what kustomize makes
+test-chart: $(CHARTS)   ## the Helm chart, rendered by Helm's own code, and the manifests that are made from it
+	$(BIN)/python tools/manifests.py --check
 	$(BIN)/python -m pytest tests/unit/test_helm.py
 
 test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
@@ -167,8 +168,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generated: $(STAMP)     ## what is made from the code: names of variables, alerts for Kubernetes, reference pages
+generated: $(CHARTS)    ## what is made from the code: names of variables, alerts, manifests for Kubernetes, reference pages
 	$(BIN)/python tools/generated.py
+	$(BIN)/python tools/manifests.py
 	$(BIN)/python tools/reference.py
 
 # What the images install, with hashes. TORCH is where the decoder's CPU build of torch comes from.

@@ -1,5 +1,5 @@
-"""Code and manifests made from elsewhere: the names of all variables, from the services' configuration classes; the
-alerts for Kubernetes and for the Helm chart, from observability/alerts.yaml; the chart's schema, from its values.
+"""Code and files that are made from others: the names of all variables, from the services' configuration classes;
+the alerts of the Helm chart, from observability/alerts.yaml; the chart's schema, from its values.
 
 python tools/generated.py            write them
 python tools/generated.py --check    status 1 if one says something else
@@ -19,8 +19,7 @@ from quire_server.config import variable_name
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
-ALERTS, RULES = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
-CHART = ROOT / "k8s" / "helm" / "quire"
+ALERTS, CHART = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "helm" / "quire"
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
 CLOSER: dict[str, dict[str, object]] = {
@@ -64,12 +63,6 @@ def groups() -> str:
     return "groups:\n" + ALERTS.read_text().partition("groups:\n")[2]
 
 
-def rules() -> str:
-    """The alerts as the Prometheus operator takes them."""
-    head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: quire\nspec:\n"
-    return head + "".join(f"  {line}\n" for line in groups().splitlines())
-
-
 def schema() -> str:
     """What Helm refuses values by: names and types, as values.yaml has them."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -98,7 +91,6 @@ def _type(value: object, name: str = "") -> dict[str, object]:
 def main() -> None:
     wanted = {
         VARIABLES: names(),
-        RULES: MADE_OF_ALERTS + rules(),
         CHART / "alerts.yaml": MADE_OF_ALERTS + groups(),
         CHART / "values.schema.json": schema(),
     }

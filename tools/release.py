@@ -39,6 +39,7 @@ LIBRARIES = {
 }
 """Wheels: what each is, and its packages."""
 OF_PYUCX = ("cffi", "numpy")
+MANIFESTS = ("trial", "quire", "production")
 SERVER_EXTRAS, TOOLS_EXTRAS = ("decoder", "provenance"), ("cli", "tools", "events")
 
 
@@ -57,7 +58,7 @@ def stamp(folder: Path, version: str) -> None:
     places = {
         "pyproject.toml": r'(?m)^(version = ")[^"]+(")$',
         "k8s/helm/quire/Chart.yaml": r"(?m)^((?:version|appVersion): ).+()$",
-        "k8s/overlays/production/kustomization.yaml": r"(newTag: )[^}]+(})",
+        **{f"k8s/manifests/{name}.yaml": r"(?m)^(\s+image: quire-[a-z-]+:)\S+()$" for name in MANIFESTS},
     }
     for name, pattern in places.items():
         file = folder / name

@@ -1,92 +1,53 @@
-"""The Helm chart, rendered by Helm's own code: its values do what the overlays do, its defaults what mtls does."""
+"""The Helm chart, rendered by Helm's own code."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import functools
+import importlib
 import re
 import ssl
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
-from quire.wire.tls import MEMBER_NAME
+from quire.wire.tls import MEMBER_NAME, name_of
 from quire_server.config import SECRET_BYTES_MIN
-from tests.unit.test_k8s import KUBERNETES, OPERATORS, built
+from tests.unit.kubernetes_checks import assert_confined, assert_valid, assert_variables_are_read
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (make test-chart installs it)")
+manifests = importlib.import_module("tools.manifests")
 
-CHART = Path(__file__).resolve().parents[2] / "k8s" / "helm" / "quire"
+CHART, MANIFESTS, VARIANTS = manifests.CHART, manifests.MANIFESTS, manifests.VARIANTS
+rendered, manifest = manifests.rendered, manifests.manifest
 ROLES = ("gateway", "orchestrator", "storage", "scheduler", "decoder")
 Objects = dict[tuple[str, str], dict[str, Any]]
 PLAIN = {"tls": {"enabled": False}}
-OVERLAYS: dict[str, dict[str, Any]] = {
-    "base": PLAIN,
-    "overlays/dev": yaml.safe_load((CHART / "values-trial.yaml").read_text()),
-    "overlays/mtls": {"tls": {"certificates": "secrets"}},
-    "overlays/cert-manager": {"tls": {"certificates": "cert-manager"}},
-    "overlays/gpu": {"decoder": {"gpu": True}, **PLAIN},
-    "overlays/rdma": {"rdma": {"enabled": True}, **PLAIN},
-    "overlays/rdma-root": {"rdma": {"enabled": True, "root": True}, **PLAIN},
-    "overlays/shared-memory": {"sharedMemory": {"enabled": True}, **PLAIN},
-    "overlays/io-uring": {"ioUring": {"enabled": True}, **PLAIN},
-    "overlays/monitoring": {"monitoring": {"enabled": True}, **PLAIN},
-    "overlays/production": {"rdma": {"enabled": True}, "decoder": {"gpu": True}, "tls": {"certificates": "secrets"}},
-}
 
 
-def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
-    with helm.Chart.load(str(CHART)) as chart:
-        files = chart.render(values, name="quire", namespace="quire")
-    return [
-        each
-        for name, text in sorted(files.items())
-        if name.endswith(".yaml")
-        for each in yaml.safe_load_all(text)
-        if each
-    ]
-
-
-def comparable(objects: list[dict[str, Any]]) -> Objects:
-    """Without what differs by nature: a hash in a name, labels that nothing selects by, tags, orders."""
-    config = next(each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap")
-    found: Objects = {}
-    for each in yaml.safe_load(yaml.safe_dump(objects).replace(config, "quire")):
-        each["metadata"].pop("labels", None)
-        if each["kind"] in ("Deployment", "StatefulSet"):
-            template = each["spec"]["template"]
-            template["metadata"].pop("annotations", None)
-            pod = template["spec"]
-            for container in [*pod["containers"], *pod.get("initContainers", [])]:
-                container["image"] = container["image"].partition(":")[0]
-                container.get("env", []).sort(key=lambda variable: variable["name"])
-                container.get("volumeMounts", []).sort(key=lambda mount: mount["name"])
-            pod["volumes"].sort(key=lambda volume: volume["name"])
-        if each["kind"] == "Secret":  # one in base64, the other not
-            data = each.pop("data", {}).items()
-            each.setdefault("stringData", {name: base64.b64decode(value).decode() for name, value in data})
-            each.pop("type", None)
-        found[each["kind"], each["metadata"]["name"]] = each
-    return found
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_chart_is_what_kustomize_makes(overlay: str) -> None:
-    """But for the cluster's secret, which kustomize cannot generate."""
-    values = {"clusterSecret": {"generate": False}, **OVERLAYS[overlay]}
-    of_helm, of_kustomize = comparable(rendered(values)), comparable(built(overlay))
-    assert of_helm.keys() == of_kustomize.keys()
-    for name, each in of_kustomize.items():
-        assert of_helm[name] == each, name
+def by_name(objects: list[dict[str, Any]]) -> Objects:
+    """Return the objects by kind and name, secrets decoded."""
+    for item in objects:
+        if item["kind"] == "Secret":
+            item["stringData"] = {name: base64.b64decode(text).decode() for name, text in item.pop("data").items()}
+    return {(item["kind"], item["metadata"]["name"]): item for item in objects}
 
 
 ALL: list[dict[str, Any]] = [
     {},
-    *OVERLAYS.values(),
+    yaml.safe_load((CHART / "values-trial.yaml").read_text()),
+    {"tls": {"certificates": "secrets"}},
+    {"tls": {"certificates": "cert-manager"}},
+    {"decoder": {"gpu": True}, **PLAIN},
+    {"rdma": {"enabled": True}, **PLAIN},
+    {"rdma": {"enabled": True, "root": True}},
+    {"sharedMemory": {"enabled": True}},
+    {"ioUring": {"enabled": True}},
+    {"monitoring": {"enabled": True}},
+    {"redis": {"cluster": True}},
     {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
     {
         "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
@@ -101,14 +62,45 @@ ALL: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", ALL, ids=str)
-def test_what_it_renders_is_valid(values: dict[str, Any]) -> None:
-    for each in rendered(values):
-        if each["apiVersion"].partition("/")[0] not in OPERATORS:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+def test_what_it_renders_is_sound(values: dict[str, Any]) -> None:
+    objects = rendered(values)
+    assert_valid(objects)
+    assert_confined(objects, trial=bool(values.get("redis", {}).get("trial")))
+    assert_variables_are_read(objects)
+
+
+def test_cert_manager_makes_what_services_mount() -> None:
+    """Each is made out to the members' name and to its service's, which are what services check."""
+    objects = rendered({"tls": {"certificates": "cert-manager"}})
+    made = {item["spec"]["secretName"]: item["spec"] for item in objects if item["kind"] == "Certificate"}
+    for role in (*ROLES, "operator"):
+        assert made.pop(f"quire-{role}-tls")["dnsNames"] == [MEMBER_NAME, name_of(role)]
+    assert made.keys() == {"quire-public-tls", "quire-authority"}
+
+
+def test_gateways_are_scaled_by_what_the_adapter_makes() -> None:
+    rules = yaml.safe_load((CHART.parents[2] / "observability/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    scaler = by_name(rendered({"monitoring": {"enabled": True}}))["HorizontalPodAutoscaler", "quire-gateway"]
+    metrics = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"] if metric["type"] == "Pods"}
+    assert metrics == {rule["name"]["as"] for rule in rules} == {"quire_gateway_transfers", "quire_lookup_seconds_p99"}
+
+
+def test_a_redis_cluster_is_where_services_look_for_it() -> None:
+    objects = by_name(rendered({"redis": {"cluster": True}}))
+    assert objects["ConfigMap", "quire"]["data"]["QUIRE_REDIS_URL"].startswith("redis+cluster://quire-redis-0.")
+    assert objects["StatefulSet", "quire-redis"]["spec"]["replicas"] == 6
+    assert (
+        objects["ConfigMap", "quire-redis-start"]["data"]["start.sh"] == (CHART / "redis-cluster-start.sh").read_text()
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_manifests_are_rendered_from_the_chart(name: str) -> None:
+    assert (MANIFESTS / f"{name}.yaml").read_text() == manifest(name), "make generated"
 
 
 def test_each_installation_has_a_secret_of_its_own() -> None:
-    objects = [comparable(rendered({}))["Secret", "quire-cluster"] for _ in range(2)]
+    objects = [by_name(rendered({}))["Secret", "quire-cluster"] for _ in range(2)]
     secrets = [secret["stringData"]["QUIRE_CLUSTER_SECRET"] for secret in objects]
     assert all(len(secret) >= SECRET_BYTES_MIN for secret in secrets) and len(set(secrets)) == 2
     assert objects[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -116,7 +108,7 @@ def test_each_installation_has_a_secret_of_its_own() -> None:
 
 def test_the_default_is_mutual_tls_between_roles(tmp_path: Path) -> None:
     """The generated certificates do what those of `quire certs` do; the defaults are the overlay mtls otherwise."""
-    objects = comparable(rendered({"tls": {"hosts": ["quire.example"]}}))
+    objects = by_name(rendered({"tls": {"hosts": ["quire.example"]}}))
     secrets = {name: value["stringData"] for (kind, name), value in objects.items() if kind == "Secret"}
     secrets = {name: value for name, value in secrets.items() if "tls.crt" in value}
     assert secrets.keys() == {"quire-authority", *(f"quire-{role}-tls" for role in (*ROLES, "operator", "public"))}
@@ -130,7 +122,7 @@ def test_the_default_is_mutual_tls_between_roles(tmp_path: Path) -> None:
         assert host in member(server="quire-public-tls", host=host)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         member(server="quire-public-tls", host=MEMBER_NAME)
-    others = comparable(rendered({}))
+    others = by_name(rendered({}))
     own = objects["Secret", "quire-authority"], others["Secret", "quire-authority"]
     assert own[0]["stringData"]["tls.key"] != own[1]["stringData"]["tls.key"]
 
@@ -163,7 +155,7 @@ def handshake(folder: Path, *, server: str, client: str, host: str) -> set[str]:
 
 
 def test_values_reach_the_pods() -> None:
-    objects = comparable(rendered(ALL[-1]))
+    objects = by_name(rendered(ALL[-1]))
     storage = objects["StatefulSet", "quire-storage"]["spec"]
     assert storage["template"]["spec"]["nodeSelector"] == {"drives": "nvme"}
     assert storage["volumeClaimTemplates"][0]["spec"] == {
@@ -172,7 +164,7 @@ def test_values_reach_the_pods() -> None:
         "resources": {"requests": {"storage": "2Ti"}},
     }
     gateway = objects["Deployment", "quire-gateway"]["spec"]["template"]["spec"]["containers"][0]
-    assert gateway["image"] == "registry.example/quire/quire-gateway" and gateway["imagePullPolicy"] == "Always"
+    assert gateway["image"] == "registry.example/quire/quire-gateway:1.2" and gateway["imagePullPolicy"] == "Always"
     assert {"name": "QUIRE_GATEWAY_AUTH", "value": "1"} in gateway["env"]
     data = objects["ConfigMap", "quire"]["data"]
     assert data["AWS_ENDPOINT_URL"] == "http://rgw:8000" and data["QUIRE_SCHEDULER_ADDRESS"].count(",") == 2

@@ -24,6 +24,13 @@
 {{- $schedulers = append $schedulers (printf "quire-scheduler-%d.quire-scheduler:7414" $index) }}
 {{- end }}
 {{- $_ := set $data "QUIRE_SCHEDULER_ADDRESS" ($schedulers | join ",") }}
+{{- if .Values.redis.cluster }}
+{{- $nodes := list }}
+{{- range $index := until 3 }}
+{{- $nodes = append $nodes (printf "quire-redis-%d.quire-redis:6379" $index) }}
+{{- end }}
+{{- $_ := set $data "QUIRE_REDIS_URL" (printf "redis+cluster://%s" ($nodes | join ",")) }}
+{{- end }}
 {{- with .Values.objects.endpoint }}
 {{- $_ := set $data "AWS_ENDPOINT_URL" . }}
 {{- end }}
