@@ -19,10 +19,6 @@ VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {**yaml.safe_load((CHART / "values-trial.yaml").read_text()), "clusterSecret": {"generate": False}},
     ),
     "quire": ("Mutual TLS with certificates of `quire certs`, tokens, data over TCP.", _SECRETS),
-    "production": (
-        "As quire.yaml, with RDMA and decoders on GPUs.",
-        {**_SECRETS, "rdma": {"enabled": True}, "decoder": {"gpu": True}},
-    ),
 }
 """What each file is, and the values of the chart that it is rendered with."""
 

@@ -39,7 +39,7 @@ LIBRARIES = {
 }
 """Wheels: what each is, and its packages."""
 OF_PYUCX = ("cffi", "numpy")
-MANIFESTS = ("trial", "quire", "production")
+MANIFESTS = ("trial", "quire")
 SERVER_EXTRAS, TOOLS_EXTRAS = ("decoder", "provenance"), ("cli", "tools", "events")
 
 

@@ -21,7 +21,7 @@ from tests.unit.kubernetes_checks import (
 )
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "k8s" / "manifests"
-NAMES = ["trial", "quire", "production"]
+NAMES = ["trial", "quire"]
 ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
 
 
@@ -90,19 +90,14 @@ def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
 
 def test_probes_ask_what_a_service_answers() -> None:
     """By HTTP, which works with mutual TLS too. A roll of storage waits for copies; addresses do not wait for that."""
-    for manifest in ("production", "quire"):
-        objects = objects_of(manifest)
-        for name, workload in workloads(objects).items():
-            container = workload["spec"]["template"]["spec"]["containers"][0]
-            paths = {
-                kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("readiness", "liveness", "startup")
-            }
-            ready = "/redundancy" if name == "quire-storage" else "/readyz"
-            assert paths == {"readiness": ready, "liveness": "/healthz", "startup": "/readyz"}, name
-        (headless,) = [
-            each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Service", "quire-storage")
-        ]
-        assert headless["spec"]["publishNotReadyAddresses"] is True
+    objects = objects_of("quire")
+    for name, workload in workloads(objects).items():
+        container = workload["spec"]["template"]["spec"]["containers"][0]
+        paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("readiness", "liveness", "startup")}
+        ready = "/redundancy" if name == "quire-storage" else "/readyz"
+        assert paths == {"readiness": ready, "liveness": "/healthz", "startup": "/readyz"}, name
+    (headless,) = [item for item in objects if (item["kind"], item["metadata"]["name"]) == ("Service", "quire-storage")]
+    assert headless["spec"]["publishNotReadyAddresses"] is True
 
 
 def test_only_the_gateway_is_open() -> None:
