@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from quire.model.iocb import Contexts, Op
 from quire.testing.block_io import PlainBlockIO
 from quire.testing.contracts import BlockIOContract
 from quire_server.clock import SystemClock
-from quire_storage.adapters.gds import GdsBlockIO
 from quire_storage.adapters.threads import ThreadBlockIO
 from quire_storage.adapters.uring import UringBlockIO
 from quire_storage.core.slack import SlackLimits
@@ -166,27 +164,6 @@ async def test_a_cancelled_reader_is_held_until_the_drives_let_go(bench: Bench, 
     await asyncio.sleep(0.05)
     assert np.all(bench.buffer == 1)
     assert before.tobytes() == (tmp_path / "file0").read_bytes()[: 4 << 20]
-
-
-async def test_gpu_buffers_are_read_where_there_is_a_gpu(tmp_path: Path) -> None:
-    """GPUDirect Storage through kvikio; where there is none it is absent, and says so."""
-    torch = pytest.importorskip("torch")
-    ring = Ring(GdsBlockIO(), SystemClock(), SlackLimits())
-    if importlib.util.find_spec("kvikio") is None:
-        with pytest.raises(BlockIOUnavailable, match="kvikio is not installed"):
-            await ring.start([0], [])
-        return
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    data = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
-    (tmp_path / "file").write_bytes(data.tobytes())
-    file = os.open(tmp_path / "file", os.O_RDWR)
-    await ring.start([file], [])
-    buffer = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-    at = list(range(0, 1 << 20, 65536))
-    await ring.read(contexts([0] * 16, at, [65536] * 16, [buffer.data_ptr() + a for a in at]))
-    assert np.array_equal(buffer.cpu().numpy(), data)
-    await ring.close()
 
 
 def test_contexts_split_keeps_every_byte_at_its_place() -> None:

@@ -238,21 +238,6 @@ async def test_a_registration_that_is_refused_counts_for_nothing(any_redis: redi
     assert len((await index.evict(trunk, 10, 0)).removed) == BUCKET_CHUNKS
 
 
-async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) -> None:
-    """Storage nodes register anew, under another epoch; services of that release read on for a day."""
-    old = ["quire:epoch", "quire:index:{ab}", "quire:pins:{ab}", "quire:objects:{ab}", "quire:listings", "quire:nodes"]
-    for name in old:
-        await redis_client.set(name, "x")
-    await redis_client.set("quire:policies", "x")
-    index = PrefixIndex(redis_client)
-    assert await index.epoch() and await index.rebuild()
-    assert all([0 < await redis_client.ttl(name) <= 86_400 for name in old])
-    assert await redis_client.ttl("quire:policies") == -1
-    await redis_client.persist("quire:epoch")
-    await index.epoch()
-    assert await redis_client.ttl("quire:epoch") == -1, "once"
-
-
 async def test_an_index_has_a_name_until_it_is_lost(any_redis: redis.Redis) -> None:
     index, keys = PrefixIndex(any_redis), chain(2)
     name = await index.epoch()

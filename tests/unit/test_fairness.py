@@ -171,7 +171,6 @@ _UNSHARED: Final = {
     "services/storage/quire_storage/cluster/integrity.py": "repairs, which no tenant asks for",
     "services/storage/quire_storage/cluster/replication.py": "copies between nodes",
     "services/storage/quire_storage/ingest/stores.py": "groups of one store",
-    "services/storage/quire_storage/adapters/gds.py": "counts finished reads",
     "services/gateway/quire_gateway/images/service.py": "deletions of one request",
     "libs/quire_server/redis/connection.py": "connections to Redis, each held for one command",
 }

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Final
 
-from quire.model.errors import VersionUnsupported
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
 from quire.model.nodes import MemberSpans, Node
@@ -20,7 +19,6 @@ from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 
-_RESET: Final = "the cluster is of a release before 0.3: it has set this, and reset all that was not given"
 _SILENCE_S: Final = 20.0
 """A gateway says every few seconds that it is there."""
 
@@ -62,8 +60,6 @@ class AdminClient:
         """
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
         made = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
-        if not made.HasField("policy"):
-            raise VersionUnsupported(_RESET, field="protocol")
         return policy_from(made.policy)
 
     async def set_tenant(
@@ -87,8 +83,6 @@ class AdminClient:
             stored_bytes_max=stored_bytes_max,
         )
         made = await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
-        if not made.weight:
-            raise VersionUnsupported(_RESET, field="protocol")
         return TenantPolicy("", made.weight, made.cap_bytes_per_s, made.stored_bytes_max)
 
     async def policies(self) -> PolicyList:

@@ -31,7 +31,6 @@ from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.index_format import nodes_of, pin_arguments, runs_of
-from quire_server.redis.old_format import let_old_format_expire
 from quire_server.redis.slots import (
     PAGES,
     TAGS,
@@ -195,7 +194,6 @@ class PrefixIndex(BucketScripts):
         async with metadata_errors():
             while True:
                 if await self._client.set(_EPOCH_KEY, self._draw(8).hex(), nx=True):
-                    await let_old_format_expire(self._client)
                     await self.damaged()
                 name = cast(bytes | None, await self._client.get(_EPOCH_KEY))
                 if name is not None:  # else it was lost in between
