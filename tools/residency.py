@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any, Final, get_args
 
 from quire.model.durability import Durability
-from quire_storage.core import events, residency
-from quire_storage.core.entry import Entry, Phase
-from quire_storage.core.residency import Residency
+from quire_storage.core import residency
+from quire_storage.core.residency import Residency, events
+from quire_storage.core.residency.copies import Copies
+from quire_storage.core.residency.entry import Entry, Phase
 from tests.unit.storage.residency_histories import History
 from tests.unit.storage.residency_world import World
 
@@ -128,7 +129,7 @@ class _Seen:
         """Note what every machine does meanwhile. Its own checks are for tests, and are left out."""
         patched: list[tuple[type, str, Any]] = [
             (Residency, "handle", self._handle(Residency.handle)),
-            (Residency, "_new_entry", self._new_entry(Residency._new_entry)),
+            (Copies, "add", self._add(Copies.add)),
             (World, "check", lambda world: None),
             (Entry, "phase", self._phase(Entry.__dict__["phase"])),
         ]
@@ -143,25 +144,23 @@ class _Seen:
 
     def _handle(self, handle: Any) -> Any:
         def watched(machine: Residency, event: Any, now_s: float) -> Any:
-            self._event, copies = type(event).__name__, dict(machine._copies)
+            self._event, copies = type(event).__name__, dict(machine.copies.by_number)
             out = handle(machine, event, now_s)
             self.asked[self._event] |= {type(each).__name__ for each in out}
             for number, copy in copies.items():
                 on_a_drive_alone = copy.phase is Phase.RESIDENT and copy.disk is not None
-                if number not in machine._copies and not on_a_drive_alone:
+                if number not in machine.copies.by_number and not on_a_drive_alone:
                     self._note(copy.phase, None)
             return out
 
         return watched
 
-    def _new_entry(self, new_entry: Any) -> Any:
-        def watched(machine: Residency, chunk: Any, level: Durability, phase: Phase) -> Any:
-            on_a_drive_alone = (
-                machine.pool is not None and chunk.key in machine.pool and chunk.key not in machine._leaving
-            )
+    def _add(self, add: Any) -> Any:
+        def watched(copies: Copies, chunk: Any, level: Durability, phase: Phase) -> Any:
+            on_a_drive_alone = copies.pool is not None and chunk.key in copies.pool and chunk.key not in copies.leaving
             if not (on_a_drive_alone and phase is Phase.RESIDENT):
                 self._note(None, phase)
-            return new_entry(machine, chunk, level, phase)
+            return add(copies, chunk, level, phase)
 
         return watched
 

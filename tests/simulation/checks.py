@@ -15,7 +15,7 @@ from quire.model.index import OBJECT_TIER
 from quire.testing.simulation import Process
 from quire.testing.simulation.network import unexpected
 from quire_gateway.core.s3_errors import S3Error
-from quire_storage.core.invariants import under_way
+from quire_storage.core.residency.invariants import under_way
 from tests.simulation.prefixes import Prefix
 
 if TYPE_CHECKING:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import textwrap
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +22,19 @@ from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.evictions import Evictions
 from quire_server.clock import ClusterClock
-from quire_server.redis import PrefixIndex, membership
+from quire_server.redis import PrefixIndex
 from quire_storage.cluster.integrity import Integrity
 from quire_storage.cluster.reconciler import Reconciler
 from quire_storage.cluster.registry import Registry
 from quire_storage.cluster.replication import Replicator
-from quire_storage.core import pool_format, residency
-from quire_storage.core.residency import Residency
+from quire_storage.core import pool_format
+from quire_storage.core.residency.admission import enter
+from quire_storage.core.residency.contents import Contents
+from quire_storage.core.residency.copies import Copies
+from quire_storage.core.residency.departures import Departures
+from quire_storage.core.residency.evictions import CopyEvictions
+from quire_storage.core.residency.pins import Pins
+from quire_storage.core.residency.uploads import Uploads
 from quire_storage.delivery.batches import Batches, Promotions
 from quire_storage.delivery.delivery import Delivery
 from quire_storage.ingest.ingest import IngestCall
@@ -39,6 +43,7 @@ from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.object_tier import ChunkObjects
 from quire_storage.tiers.pool import Pool
 from quire_storage.tiers.tiers import Tiers
+from tests.simulation.edits import edit, edit_function, edit_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +65,8 @@ class Mutation:
     seed: int = 1
 
     def apply(self) -> None:
-        for edit in self.edits:
-            edit()
-
-
-_changed: dict[tuple[type, str], str] = {}
-
-
-def _edit(kind: type, method: str, old: str, new: str) -> Callable[[], None]:
-    """Replace a piece of a method's source."""
-
-    def apply() -> None:
-        plain = getattr(kind, method)
-        source = _changed.get((kind, method)) or textwrap.dedent(inspect.getsource(plain))
-        assert old in source, f"{kind.__name__}.{method} has no {old!r} any more"
-        names: dict[str, Any] = {}
-        source = _changed[kind, method] = source.replace(old, new)
-        exec(source, vars(sys.modules[kind.__module__]), names)
-        setattr(kind, method, names[method])
-        handlers = residency._HANDLERS
-        for event, handler in list(handlers.items()):
-            if handler is plain:
-                handlers[event] = names[method]
-
-    return apply
-
-
-def _edit_script(module: Any, name: str, old: str, new: str) -> Callable[[], None]:
-    """Replace a piece of a script of Redis."""
-
-    def apply() -> None:
-        source = vars(module)[name]
-        assert old in source, f"{name} has no {old!r} any more"
-        vars(module)[name] = source.replace(old, new)
-
-    return apply
+        for change in self.edits:
+            change()
 
 
 def _any_keys() -> None:
@@ -117,7 +89,7 @@ MUTATIONS: dict[str, Mutation] = {
     "repeated-keys": Mutation(
         1,
         "a store that names a key twice is taken",
-        (_any_keys, _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:")),
+        (_any_keys, edit_function(enter, "if len(set(keys)) < len(keys):", "if False:")),
         found_by="names a key twice",
         seed=9,
     ),
@@ -125,7 +97,7 @@ MUTATIONS: dict[str, Mutation] = {
         3,
         "what lies in the object tier alone is not told to an index that was lost",
         (
-            _edit(
+            edit(
                 Reconciler,
                 "_rebuild",
                 "async for record in self._tiers.objects.records()",
@@ -139,13 +111,13 @@ MUTATIONS: dict[str, Mutation] = {
     "unnamed-objects": Mutation(
         0,
         "all objects of a chunk have one name, so that late requests affect objects of later entries",
-        (_edit(ChunkObjects, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
+        (edit(ChunkObjects, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
         tested="tests/unit/storage/test_object_fetch.py",
     ),
     "unmapped-landing": Mutation(
         4,
         "memory that copies land in is unmapped although their source may still write",
-        (_edit(Replicator, "_land", "if quiesced:", "if True:"),),
+        (edit(Replicator, "_land", "if quiesced:", "if True:"),),
         ("stuck",),
         found_by="unregistered memory",
         seed=7,
@@ -153,7 +125,7 @@ MUTATIONS: dict[str, Mutation] = {
     "not-settled": Mutation(
         5,
         "a delivery says that it is quiesced while puts are in flight",
-        (_edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
+        (edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
         ("stuck",),
         found_by="written to after it was returned",
         seed=8,
@@ -161,7 +133,7 @@ MUTATIONS: dict[str, Mutation] = {
     "two-of-a-name": Mutation(
         7,
         "a second live process of one name is let into the cluster",
-        (_edit_script(membership, "_RENEW", "if alive and not same then return 0 end", ""),),
+        (edit_script("membership_renew", "if alive and not same then return 0 end", ""),),
         ("twin",),
         found_by="acknowledged",
         seed=19,
@@ -177,9 +149,9 @@ MUTATIONS: dict[str, Mutation] = {
         2,
         "a drop takes the chunk that was stored again since",
         (
-            _edit(
-                Residency,
-                "_dropped",
+            edit(
+                Departures,
+                "dropped",
                 "if generation and generation == (entry.generation or entry.recorded):",
                 "if True:",
             ),
@@ -190,28 +162,28 @@ MUTATIONS: dict[str, Mutation] = {
     "unchecked-acknowledgement": Mutation(
         6,
         "what is acknowledged is not looked at once more",
-        (_edit(Residency, "acknowledged", "if entry.phase is Phase.RESIDENT and entry.generation", "if True"),),
+        (edit(Contents, "acknowledged", "if entry.phase is Phase.RESIDENT and entry.generation", "if True"),),
         explored="stored again beside an eviction",
         found_by="cannot be read at that moment",
     ),
     "overtaken": Mutation(
         0,
         "two registrations of one chunk at a time: their answers overtake each other",
-        (_edit(Residency, "_is_busy", " or entry.registering > 0", ""),),
+        (edit(Copies, "is_busy", " or entry.registering > 0", ""),),
         explored="on drives",
         found_by="was acknowledged",
     ),
     "objects-of-before": Mutation(
         0,
         "an object that was written for an entry that has ended counts for the next one",
-        (_edit(Residency, "_set_generation", "if entry.generation != generation:", "if False:"),),
+        (edit(Copies, "set_generation", "if entry.generation != generation:", "if False:"),),
         explored="an object beside an eviction",
         found_by="acknowledged in the object tier",
     ),
     "staging-without-shares": Mutation(
         12,
         "slow clients hold all staging blocks",
-        (_edit(Arena, "_serve", "self._taken.get(owner, 0) >= max(1, self._blocks // (2 * clients + 2))", "False"),),
+        (edit(Arena, "_serve", "self._taken.get(owner, 0) >= max(1, self._blocks // (2 * clients + 2))", "False"),),
         ("slow client",),
         reads_only=True,
         found_by="with nothing wrong but slow clients",
@@ -222,8 +194,8 @@ MUTATIONS: dict[str, Mutation] = {
         "of a key that is named twice one pin is kept",
         (
             _any_keys,
-            _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:"),
-            _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
+            edit_function(enter, "if len(set(keys)) < len(keys):", "if False:"),
+            edit(Pins, "unpin", "self.holders.pop(ticket, ())", "dict.fromkeys(self.holders.pop(ticket, ()))"),
         ),
         found_by="names a key twice",
         seed=3,
@@ -231,20 +203,20 @@ MUTATIONS: dict[str, Mutation] = {
     "failures-kept": Mutation(
         0,
         "a store that was abandoned leaves its failure behind",
-        (_edit(Stores, "ingest", "self._produced.forget(call.store_id)", "pass"),),
+        (edit(Stores, "ingest", "self._produced.forget(call.store_id)", "pass"),),
         found_by="failures are kept",
         seed=2,
     ),
     "skip-ignored": Mutation(
         17,
         "other bytes under a key are refused although the store says SKIP",
-        (_edit(Residency, "_enter", "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
+        (edit_function(enter, "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
         found_by="to be skipped",
     ),
     "answers-not-kept": Mutation(
         0,
         "a session that is taken up again goes on behind the answers that were on their way",
-        (_edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
+        (edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
         ("reset",),
         found_by="with nothing wrong but broken connections",
         seed=4,
@@ -252,7 +224,7 @@ MUTATIONS: dict[str, Mutation] = {
     "children-for-ever": Mutation(
         0,
         "a link whose child's registration was cut short is never removed (D6)",
-        (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
+        (edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
         ("crash", "orchestrator", "answers", "redis"),
         found_by="kept for children that are not there",
         seed=38,
@@ -261,7 +233,7 @@ MUTATIONS: dict[str, Mutation] = {
         0,
         "drops are deleted when a node asks for them, before it has them (D9)",
         (
-            _edit(
+            edit(
                 Evictions,
                 "drops",
                 "return await self._index.drops(node_id, cursor)",
@@ -273,41 +245,41 @@ MUTATIONS: dict[str, Mutation] = {
     "unsaid-lingering": Mutation(
         0,
         "a delivery that was not settled in time never says that it is (D10)",
-        (_edit(Delivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
+        (edit(Delivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
         tested="tests/unit/storage/test_lingering.py",
     ),
     "any-upload-counts": Mutation(
         0,
         "an object counts for an index entry of another generation",
-        (_edit(Residency, "_uploaded", "if entry.generation == event.generation:", "if True:"),),
+        (edit(Uploads, "uploaded", "if entry.generation == event.generation:", "if True:"),),
         tested="tests/unit/storage/test_residency_levels.py",
     ),
     "unverified-copies": Mutation(
         0,
         "what another node has delivered is kept without a look at it",
-        (_edit(Replicator, "_land", "if np.array_equal(row_checksums(payload), chunk.checksums):", "if True:"),),
+        (edit(Replicator, "_land", "if np.array_equal(row_checksums(payload), chunk.checksums):", "if True:"),),
         tested="tests/unit/storage/test_replication.py",
     ),
     "announced-early": Mutation(
         0,
         "a layer is announced after its first batch",
-        (_edit(Delivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
+        (edit(Delivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
         found_by="was announced, and is not there",
         seed=8,
     ),
     "compared-at-work": Mutation(
         0,
         "a node is compared with the index while its reports are under way",
-        (_edit(Registry, "quiet", "await self._changed.wait_for(lambda: not self._under_way)", "pass"),),
+        (edit(Registry, "quiet", "await self._changed.wait_for(lambda: not self._under_way)", "pass"),),
         tested="tests/unit/storage/test_registry.py",
     ),
     "generations-forgotten": Mutation(
         0,
         "a start does not recover which index entry a copy is listed under",
         (
-            _edit(
-                Residency,
-                "_find",
+            edit(
+                Copies,
+                "find",
                 "entry.written, entry.recorded = placed.header.in_object, placed.header.generation",
                 "entry.written, entry.recorded = placed.header.in_object, 0",
             ),
@@ -317,41 +289,41 @@ MUTATIONS: dict[str, Mutation] = {
     "compared-with-nothing": Mutation(
         0,
         "a store that is to be compared is taken where the object tier alone has the chunk",
-        (_edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
+        (edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
         found_by="are others than before",
         seed=64,
     ),
     "unstopped-nodes": Mutation(
         0,
         "a node is not asked to stop a transfer that its client has aborted before it began there",
-        (_edit(KvTransfers, "_stop", "await self._nodes.stop(", "await _no_stop("),),
+        (edit(KvTransfers, "_stop", "await self._nodes.stop(", "await _no_stop("),),
         found_by="stays lent although all nodes are well",
         seed=7,
     ),
     "stops-unanswered": Mutation(
         0,
         "a client that aborts a transfer is not told which nodes had been asked",
-        (_edit(Session, "is_unwanted", "request in self._unwanted", "False"),),
+        (edit(Session, "is_unwanted", "request in self._unwanted", "False"),),
         found_by="stays lent although all nodes are well",
         seed=4,
     ),
     "groups-mixed": Mutation(
         0,
         "the second group of a store is read where the first one lies",
-        (_edit(IngestCall, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
+        (edit(IngestCall, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
         found_by="wrong bytes were delivered",
     ),
     "condition-not-committed": Mutation(
         0,
         "an S3 object is put whatever has come since its condition was looked at",
-        (_edit(ObjectBackend, "_commit", "entry, expected,", "entry, '',"),),
+        (edit(ObjectBackend, "_commit", "entry, expected,", "entry, '',"),),
         found_by="no order of the requests",
         seed=2,
     ),
     "unheard-is-undone": Mutation(
         0,
         "an S3 put whose answer was lost counts as failed, and its blobs go",
-        (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
+        (edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
         seed=41,
@@ -359,34 +331,34 @@ MUTATIONS: dict[str, Mutation] = {
     "errors-are-corruption": Mutation(
         0,
         "a chunk that a drive cannot read for a moment is given up, and its header zeroed (D3)",
-        (_edit(Integrity, "_heal", "elif unreadable:", "elif False:"),),
+        (edit(Integrity, "_heal", "elif unreadable:", "elif False:"),),
         tested="tests/integration/engine/test_read_errors.py",
     ),
     "one-superblock": Mutation(
         0,
         "superblocks are written in turns: if the newer one rots, the older knows of no headers (D5)",
-        (_edit(Pool, "_write_superblock", "for at in (1 - newest, newest):", "for at in (1 - newest,):"),),
+        (edit(Pool, "_write_superblock", "for at in (1 - newest, newest):", "for at in (1 - newest,):"),),
         tested="tests/integration/engine/test_pool_formats.py",
     ),
     "unanswered-is-uncounted": Mutation(
         0,
         "reports whose answers were lost are not counted: an index that goes back by as many is not noticed",
-        (_edit(Reconciler, "on_news", " or self._registry.unsure", ""),),
+        (edit(Reconciler, "on_news", " or self._registry.unsure", ""),),
         tested="tests/unit/storage/test_reconciler.py",
     ),
     "old-drops": Mutation(
         0,
         "a copy of which no generation is known goes by any drop (D1)",
         (
-            _edit(Residency, "_dropped", "generation == (entry.generation or entry.recorded)", "not entry.generation"),
-            _edit(Tiers, "drop", "if unknown:", "if False:"),
+            edit(Departures, "dropped", "generation == (entry.generation or entry.recorded)", "not entry.generation"),
+            edit(Tiers, "drop", "if unknown:", "if False:"),
         ),
         tested="tests/integration/engine/test_drops.py",
     ),
     "pins-by-a-wrong-clock": Mutation(
         0,
         "a gateway that has just started gives leases and retentions by the machine's clock",
-        (_edit(ClusterClock, "known_ms", "self._at_zero_ms is None and", "False and"),),
+        (edit(ClusterClock, "known_ms", "self._at_zero_ms is None and", "False and"),),
         tested="tests/unit/test_cluster_clock.py",
     ),
     "records-by-content": Mutation(
@@ -398,7 +370,7 @@ MUTATIONS: dict[str, Mutation] = {
     "raised-copies-go": Mutation(
         0,
         "a copy that was raised is given up for keepers that have less (D2)",
-        (_edit(Residency, "_eviction_wanted", "if event.keepers:", "if False:"),),
+        (edit(CopyEvictions, "wanted", "if event.keepers:", "if False:"),),
         tested="tests/unit/storage/test_residency_policy.py",
     ),
     "any-header": Mutation(
@@ -413,21 +385,21 @@ MUTATIONS: dict[str, Mutation] = {
     "unlinked-children": Mutation(
         0,
         "a child in another bucket is not linked before it is registered (D7)",
-        (_edit(PrefixIndex, "_register_bucket", "parent, child, name, LINK_MS", "parent, parent, name, LINK_MS"),),
+        (edit(PrefixIndex, "_register_bucket", "parent, child, name, LINK_MS", "parent, parent, name, LINK_MS"),),
         tested="tests/contract/test_index.py",
     ),
     "requests-behind-the-last-word": Mutation(
         0,
         "a session that leaves takes requests behind its last word (D8)",
-        (_edit(Session, "take", " or self._closed", ""),),
+        (edit(Session, "take", " or self._closed", ""),),
         tested="tests/unit/gateway/test_sessions.py",
     ),
     "outages-count": Mutation(
         0,
         "while Redis is away, nodes count as away (D11)",
         (
-            _edit(Cluster, "_see", "if now_s - self._read_s > self._blind_s:", "if False:"),
-            _edit(Cluster, "away_s", "if now_s - self._read_s > self._blind_s:", "if False:"),
+            edit(Cluster, "_see", "if now_s - self._read_s > self._blind_s:", "if False:"),
+            edit(Cluster, "away_s", "if now_s - self._read_s > self._blind_s:", "if False:"),
         ),
         tested="tests/unit/orchestrator/test_evictions.py",
     ),
@@ -435,21 +407,21 @@ MUTATIONS: dict[str, Mutation] = {
         0,
         "a promotion whose reader is cancelled keeps its slots (D12)",
         (
-            _edit(Batches, "close", "await asyncio.shield(closing)", "await closing"),
-            _edit(Promotions, "leave", "await asyncio.shield(leaving)", "await leaving"),
+            edit(Batches, "close", "await asyncio.shield(closing)", "await closing"),
+            edit(Promotions, "leave", "await asyncio.shield(leaving)", "await leaving"),
         ),
         tested="tests/integration/engine/test_cancelled_cleanups.py",
     ),
     "drained-without-a-flush": Mutation(
         0,
         "a stopped stream is drained when its puts have completed here (D13)",
-        (_edit(Stream, "stop", "self._stopped = self._flushing = True", "self._stopped = True"),),
+        (edit(Stream, "stop", "self._stopped = self._flushing = True", "self._stopped = True"),),
         tested="tests/unit/pyucx/test_transfers.py",
     ),
     "copies-under-way": Mutation(
         0,
         "a stream of copies is drained although a thread still copies",
-        (_edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
+        (edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
         ("threads",),
         found_by="after it was returned",
         seed=112,
@@ -457,13 +429,13 @@ MUTATIONS: dict[str, Mutation] = {
     "announced-before-copied": Mutation(
         0,
         "a layer is announced before a thread has copied it to memory of the same host",
-        (_edit(CopyStream, "announce", "self._push(0, tell)", "tell()"),),
+        (edit(CopyStream, "announce", "self._push(0, tell)", "tell()"),),
         found_by="was announced, and is not there",
     ),
     "lent-for-ever": Mutation(
         0,
         "memory of which nothing is heard stays lent when no permit can be used any more",
-        (_edit(Quiescence, "give_up", "when_unheard(self._transfer_s, self.all_quiet)", "pass"),),
+        (edit(Quiescence, "give_up", "when_unheard(self._transfer_s, self.all_quiet)", "pass"),),
         ("cut", "crash", "gateway"),
         found_by="lent after its permits' end",
         seed=6,
@@ -471,7 +443,7 @@ MUTATIONS: dict[str, Mutation] = {
     "parts-not-compared": Mutation(
         0,
         "an S3 upload is completed although a part was sent again meanwhile",
-        (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
+        (edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
         seed=10,
     ),

@@ -10,7 +10,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
-from quire_storage.core.invariants import under_way
+from quire_storage.core.residency.invariants import under_way
 from quire_storage.delivery.batches import Batches
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import SHAPE, Engine, key_of

@@ -116,7 +116,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def _flip(engine: Engine, number: int, layer: int) -> None:
     held = engine.residency.look(key_of(number))
     assert held is not None
-    entry = engine.residency._entries[key_of(number)]
+    entry = engine.residency.copies.entries[key_of(number)]
     assert entry.memory is not None
     engine.arena.view[entry.memory.offset + layer * entry.memory.layer_stride + 7] ^= 0x40
 

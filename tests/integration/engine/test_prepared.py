@@ -78,7 +78,7 @@ async def test_a_chunk_that_left_memory_and_came_back_is_planned_anew(engine: En
         for _ in range(3):
             await _check(engine, [number])
     planned.clear()
-    moved = [engine.residency._entries.get(key_of(number)) for number in _RUN]
+    moved = [engine.residency.copies.entries.get(key_of(number)) for number in _RUN]
     assert not all(entry is not None and entry.memory is not None for entry in moved), "memory holds eighty of them"
     for _ in range(4):
         await _check(engine, _RUN)
@@ -86,7 +86,7 @@ async def test_a_chunk_that_left_memory_and_came_back_is_planned_anew(engine: En
 
 
 async def test_a_damaged_slice_is_seen_however_often_it_was_sent(engine: Engine, planned: list[int]) -> None:
-    entry = engine.residency._entries[next(iter(engine.residency._entries))]
+    entry = engine.residency.copies.entries[next(iter(engine.residency.copies.entries))]
     assert entry.memory is not None
     engine.copies[entry.key] = payload_of(0)
     engine.arena.view[entry.memory.offset + 3] ^= 1

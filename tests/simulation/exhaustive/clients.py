@@ -8,7 +8,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.index import ChunkRecord, Pin
 from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.eviction import drops
-from quire_storage.core import events as ev
+from quire_storage.core.residency import events as ev
 from tests.simulation.exhaustive.model import (
     KEYS,
     LEASE,

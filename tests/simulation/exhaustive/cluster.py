@@ -8,8 +8,8 @@ from typing import Final
 from quire.model.durability import Durability
 from quire.model.index import OBJECT_TIER
 from quire.testing.index import IndexState
-from quire_storage.core import events as ev
-from quire_storage.core.invariants import check, under_way
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import check, under_way
 from tests.simulation.exhaustive.model import (
     KEYS,
     RECORDS,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from quire.model.durability import Durability
 from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.residency import events as ev
 from tests.simulation.exhaustive.clients import Clients
 from tests.simulation.exhaustive.model import LOST, RECORDS, SHAPE, Broken, Node, Step, content_of, names_of, now
 

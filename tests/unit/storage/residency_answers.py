@@ -7,10 +7,10 @@ from typing import Any
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
-from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.residency import Residency
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.errors import DriveFailed
 
 _TOLD_LATER = (
@@ -46,29 +46,35 @@ class Answers:
     def before(self, event: Any) -> None:
         machine = self._machine
         self._at_once, self._answered = 0, None
-        self._unclear = {*machine._leaving, *machine._withdrawing}
-        self._newest = machine._numbers
+        self._unclear = {*machine.copies.leaving, *machine.copies.withdrawing}
+        self._newest = machine.copies.last_number
         self._hits = machine.hits.copy()
         match event:
             case ev.Pinned(_, keys, True, _):
                 self._hits.update(map(self._tier, keys))
             case ev.Denied(records):
-                self._absent = {each.key for each in records if each.key not in machine._entries} - set(machine.keys())
+                self._absent = {each.key for each in records if each.key not in machine.copies.entries} - set(
+                    machine.keys()
+                )
             case ev.Dropped(ticket, generations):
                 self._dropped[ticket] = {key for key, which in generations.items() if self._goes(key, which)}
             case ev.Forgotten(removal, error) if error is not None:
-                number = machine._removals[removal].number
-                self._must_fail |= {ticket for ticket, pending, _ in machine._removal_waits if number in pending}
-            case ev.WriteFailed(write, error) if write in machine._rewrites and not isinstance(error, DriveFailed):
-                self._must_fail |= {goal.ticket for goal in machine._rewrites[write][1]}
+                number = machine.departures.removals[removal].number
+                self._must_fail |= {ticket for ticket, pending, _ in machine.departures.waits if number in pending}
+            case ev.WriteFailed(write, error) if write in machine.writes.rewrites and not isinstance(
+                error, DriveFailed
+            ):
+                self._must_fail |= {goal.ticket for goal in machine.writes.rewrites[write][1]}
             case ev.IndexingEnded(ticket, error) if error is not None:
                 self._must_fail.add(ticket)
             case ev.PromotionEnded(_, promotion, True):
-                self._promoted = [entry for entry, _ in machine._promotions[promotion].places.values()]
+                self._promoted = [entry for entry, _ in machine.promotions.running[promotion].places.values()]
         if isinstance(event, ev.Answered):
-            entries = {entry.number: entry for entry in machine._questions[event.question].entries}.values()
+            entries = {entry.number: entry for entry in machine.eviction.questions[event.question].entries}.values()
             self._answered = event
-            self._going = sum(entry.key in event.out and entry is machine._entries.get(entry.key) for entry in entries)
+            self._going = sum(
+                entry.key in event.out and entry is machine.copies.entries.get(entry.key) for entry in entries
+            )
             self._evicted = machine.evictions["disk"], machine.evictions["memory"]
         elif hasattr(event, "ticket") and not isinstance(event, _TOLD_LATER):
             assert event.ticket not in self._asked, "a ticket is used once"
@@ -84,8 +90,8 @@ class Answers:
             assert self._absent <= told, "the index is told what is not here"
         if isinstance(event, ev.Dropped):
             left = [key for key in self._dropped[event.ticket] if key in machine]
-            assert all(key in machine._entries for key in left), "what ended is gone"
-            assert all(machine._entries[key].number > self._newest for key in left), "or was stored again at once"
+            assert all(key in machine.copies.entries for key in left), "what ended is gone"
+            assert all(machine.copies.entries[key].number > self._newest for key in left), "or was stored again at once"
         if isinstance(event, ev.RegistrationWanted):
             assert not any(machine.generation(key) for key in self._registering(instructions)), "no entry lists it"
         if isinstance(event, ev.PromotionEnded) and event.complete:
@@ -99,8 +105,8 @@ class Answers:
                 assert memory >= self._going, f"{self._going} went, {memory} count"
         for instruction in instructions:
             self._said(event, instruction)
-        for waiting in machine._offers.values():
-            assert any(machine._is_busy(chunk.key) for chunk in waiting.chunks), (
+        for waiting in machine.stores.offers.values():
+            assert any(machine.copies.is_busy(chunk.key) for chunk in waiting.chunks), (
                 "a store that waits, waits for something"
             )
 
@@ -118,7 +124,7 @@ class Answers:
                 assert isinstance(error, QuireError) and error.message
                 assert (
                     not isinstance(self._asked[ticket], ev.StoreOffered)
-                    or ticket not in machine._holders
+                    or ticket not in machine.pins.holders
                     or isinstance(event, ev.IndexingEnded)
                 ), "a store that kept nothing holds nothing"
             case ev.Register(ticket, records, patient, _):
@@ -131,18 +137,18 @@ class Answers:
                 assert found is None or size == found[0].chunk.shape.slot_bytes
                 assert found is None or written == found[0].in_object, "whether there may be an object of it"
             case ev.AskToWithdraw(question, records, keepers):
-                by = self._asked.get(machine._questions[question].ticket)
+                by = self._asked.get(machine.eviction.questions[question].ticket)
                 assert records and keepers == (by.keepers if by is not None else ())
             case ev.AskToEvict(question, records):
-                by = self._asked.get(machine._questions[question].ticket)
+                by = self._asked.get(machine.eviction.questions[question].ticket)
                 assert records and (by is None or not by.keepers), "gone from everywhere, or from here only"
             case ev.WakeAt(at_s):
-                assert at_s > machine._now_s
+                assert at_s > machine.copies.now_s
             case ev.CancelUpload(key):
-                assert machine._objects and isinstance(key, bytes)
+                assert machine.copies.objects and isinstance(key, bytes)
             case ev.Write(number, placed, sources):
                 assert len({each.header.chunk.shape for each in placed}) == 1, "of one shape"
-                begun = machine._writes.get(number)
+                begun = machine.writes.running.get(number)
                 assert begun is None or not any(each.phase is Phase.LEAVING for each in begun.entries)
                 assert len(sources) == len(placed)
             case ev.WriteHeaders() | ev.Forget():
@@ -150,7 +156,7 @@ class Answers:
             case ev.Withdraw(records):
                 assert records
             case ev.Fetch(keys):
-                assert machine._objects and not any(key in machine for key in keys)
+                assert machine.copies.objects and not any(key in machine for key in keys)
             case _:
                 raise AssertionError(f"no instruction: {instruction}")
 
@@ -166,15 +172,15 @@ class Answers:
             case ev.StoreOffered() | ev.RegistrationWanted():
                 keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [each.key for each in asked.chunks]
                 listed = {key for key in keys if machine.generation(key)}
-                unclear = {*self._unclear, *machine._leaving, *machine._withdrawing}
+                unclear = {*self._unclear, *machine.copies.leaving, *machine.copies.withdrawing}
                 # What was busy when it was asked is left out, and what went when its client had.
-                exact = isinstance(asked, ev.StoreOffered) and asked.ticket in machine._holders
+                exact = isinstance(asked, ev.StoreOffered) and asked.ticket in machine.pins.holders
                 left_out = unclear if exact else set(keys)
                 assert value <= set(keys), "of what was asked"
                 assert value - listed <= unclear and listed - value <= left_out, "the keys that are indexed"
             case ev.LevelRaised():
                 safe = {key for key in asked.keys if key in machine and self._is_safe(key, asked.level)}
-                exact = at_once and not any(machine._is_busy(key) for key in safe)
+                exact = at_once and not any(machine.copies.is_busy(key) for key in safe)
                 assert set(value) <= safe and (not exact or set(value) == safe), "here, and on a drive if there is one"
             case ev.Pinned():
                 copies: list[Copy] = value[0]
@@ -191,7 +197,7 @@ class Answers:
                 raise AssertionError(f"{asked} has no answer")
 
     def _tier(self, key: bytes) -> str:
-        entry = self._machine._entries.get(key)
+        entry = self._machine.copies.entries.get(key)
         if key not in self._machine:
             return "object"
         return "memory" if entry is not None and entry.memory is not None else "disk"

@@ -6,9 +6,9 @@ import random
 from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy, MemoryPlace
-from quire_storage.core.invariants import under_way
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import under_way
 from tests.unit.storage.residency_world import Operation, World, chunk_of
 
 STEPS: Final = 150

@@ -15,12 +15,12 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Placed
-from quire_storage.core.invariants import check
 from quire_storage.core.pool_format import PAGE_BYTES, Geometry
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import check
 from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_answers import Answers
@@ -231,7 +231,7 @@ class World:
             assert machine.generation(key) == generation
             assert machine.in_object(key) == (key in self.uploaded), "in the object tier, and listed there"
             assert machine.wants_object(key) == (self.has_objects and generation > 0 and not machine.in_object(key))
-        off_drives = sum(entry.disk is None for entry in machine._entries.values())
+        off_drives = sum(entry.disk is None for entry in machine.copies.entries.values())
         assert len(machine) == off_drives + (len(self.pool) if self.pool is not None else 0)
         in_order = [chunk.key for chunk in machine.off_drives()]
         in_memory = set(in_order)

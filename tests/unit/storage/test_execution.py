@@ -11,7 +11,7 @@ import pytest
 
 from quire.model.errors import InternalError
 from quire.testing import FakeClock
-from quire_storage.core import events as ev
+from quire_storage.core.residency import events as ev
 from quire_storage.tiers.execution import Executor
 
 

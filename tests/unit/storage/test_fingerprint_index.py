@@ -11,7 +11,7 @@ import pytest
 from quire.model.fingerprints import fingerprint
 from quire.model.index import Held
 from quire_storage.cluster.fingerprint_index import LocalFingerprints
-from quire_storage.core import events as ev
+from quire_storage.core.residency import events as ev
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
 
@@ -70,7 +70,7 @@ def test_what_a_lost_drive_leaves_in_memory_is_noted(noted: bool, monkeypatch: p
     world = World(drives=1, objects=False)
     stored(world, [chunk_of(at) for at in range(4)])
     if not noted:
-        monkeypatch.setattr(world.residency, "_note_arrival", lambda entry: None)
+        monkeypatch.setattr(world.residency.copies, "note_arrival", lambda entry: None)
     with world.residency.arriving() as arriving:
         scan = world.residency.scan()
         named = set(next(scan))

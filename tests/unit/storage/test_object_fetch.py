@@ -16,9 +16,9 @@ from quire.model.errors import DeadlineExceeded, PoolFull, Unavailable
 from quire.model.index import ChunkRecord
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
-from quire_storage.core import events as ev
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Header
+from quire_storage.core.residency import events as ev
 from quire_storage.ports import ObjectName
 from quire_storage.tiers.object_tier import ChunkObjects, pack_object
 from quire_storage.tiers.tiers import Tiers

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
-from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import ResidencySettings
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import under_way
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import World, chunk_of, content_of, stored
 
@@ -375,7 +375,7 @@ def test_what_a_client_asks_for_comes_into_memory_that_is_full() -> None:
     for asked in (False, True):
         ticket = world.ticket()
         world.post(ev.PromotionWanted(ticket, numbers, asked))
-        world.residency._read_lately.clear()
+        world.residency.promotions.recent.clear()
         answer: Any = world.answers[ticket]
         answers.append(answer.keys())
     assert answers == [set(), set(numbers)]

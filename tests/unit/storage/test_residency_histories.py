@@ -7,8 +7,9 @@ import traceback
 
 import pytest
 
-from quire_storage.core import events as ev
-from quire_storage.core.residency import _HANDLERS, Residency
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.departures import Departures
+from quire_storage.core.residency.writes import Writes
 from tests.unit.storage.residency_histories import History
 
 
@@ -29,16 +30,16 @@ def _fault(seed: int) -> str:
 
 def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark of what lies in memory alone, lost as it was when another copy of the key was written."""
-    written = Residency._written
+    written = Writes.written
 
-    def faulty(machine: Residency, event: ev.Written) -> None:
-        write = machine._writes.get(event.write)
+    def faulty(writes: Writes, event: ev.Written) -> None:
+        write = writes.running.get(event.write)
         keys = [entry.key for entry in write.entries] if write is not None else []
-        written(machine, event)
+        written(writes, event)
         for key in keys:
-            machine._dirty.pop(key, None)
+            writes._copies.dirty.pop(key, None)
 
-    monkeypatch.setitem(_HANDLERS, ev.Written, faulty)
+    monkeypatch.setattr(Writes, "written", faulty)
     with pytest.raises(AssertionError, match="what lies in memory only is to be written"):
         for seed in range(2000):
             History(seed).run()
@@ -46,7 +47,7 @@ def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_histories_find_a_drop_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy had left before its write was begun: no header was to be taken off a drive, and none was waited for."""
-    monkeypatch.setattr(Residency, "_off_its_drive", lambda machine, entry, error=None: None)
+    monkeypatch.setattr(Departures, "off_drive", lambda departures, entry, error=None: None)
     with pytest.raises(AssertionError, match="what is asked is answered"):
         for seed in range(200):
             History(seed).run()

@@ -8,9 +8,9 @@ import pytest
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull, Unavailable
-from quire_storage.core import events as ev
 from quire_storage.core.chunks import Placed
-from quire_storage.core.invariants import under_way
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import under_way
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import World, chunk_of, stored, stored_in_memory
 
@@ -138,7 +138,7 @@ def test_a_header_that_is_not_written_for_another_reason_fails_who_waits_for_it(
     stored(world, [chunk_of(0)])
     ticket, error = world.ticket(), Unavailable("the ring is closing")
     world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
-    (number,) = world.residency._rewrites
+    (number,) = world.residency.writes.rewrites
     world.running.clear()
     world.post(ev.WriteFailed(number, error))
     assert world.answers[ticket] is error and not world.running
@@ -158,7 +158,7 @@ def test_what_slept_on_a_drive_that_fails_is_not_uploaded_any_more(uploaded: boo
     while others[1] not in world.answers:
         world.end(next(each for each in world.running if each.name != "upload"))
     world.acknowledge(*others)
-    assert KEY not in world.residency._entries and (KEY in world.uploads) is not uploaded, "it sleeps"
+    assert KEY not in world.residency.copies.entries and (KEY in world.uploads) is not uploaded, "it sleeps"
     told = world.residency.handle(ev.DriveLost(0), world.now_s)
     assert (ev.CancelUpload(KEY) in told) is not uploaded
 
@@ -169,7 +169,7 @@ def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_wha
     stored_in_memory(world, [chunk_of(0)])
     raised = world.ticket()
     world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
-    ((number, write),) = world.residency._writes.items()
+    ((number, write),) = world.residency.writes.running.items()
     assert world.pool is not None
     world.pool.commit([Placed(header, place) for header, place in zip(write.headers, write.places, strict=True)])
     drive = write.places[0].drive
@@ -197,7 +197,7 @@ def test_a_drive_that_fails_every_write_is_given_up_after_so_many() -> None:
     transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
     error, tries = DriveFailed("it fails", frozenset({0})), 0
     while store not in world.answers:
-        (write,) = world.residency._writes
+        (write,) = world.residency.writes.running
         world.running.clear()
         world.post(ev.WriteFailed(write, error))
         tries += 1
@@ -247,7 +247,7 @@ def test_what_a_store_whose_client_has_gone_found_on_a_drive_is_registered(busy:
     stored(world, [chunk_of(number) for number in range(8, 12)])
     transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
     world.post(ev.Unpinned(store))
-    assert KEY not in world.residency._entries, "it sleeps"
+    assert KEY not in world.residency.copies.entries, "it sleeps"
     if busy:
         other = world.ticket()
         world.post(ev.RegistrationWanted(other, [KEY]))
@@ -285,7 +285,7 @@ def test_an_answer_that_is_being_taken_back_counts_for_none() -> None:
     world = World(drives=0, objects=True)
     world.objects[KEY] = chunk_of(0)
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.post(ev.Lost([world.residency._entries[KEY].number]))
+    world.post(ev.Lost([world.residency.copies.entries[KEY].number]))
     reader = world.pin([0], fetch=True)
     world.end(world.operation("fetch"))
     assert len(world.held[reader]) == 1 and KEY in world.residency
@@ -303,7 +303,7 @@ def test_what_a_lost_drive_had_is_to_have_no_other_copy() -> None:
     world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
     stored(world, [chunk_of(0)], Durability.REPLICATED)
     stored(world, [chunk_of(number) for number in range(8, 12)])
-    assert KEY not in world.residency._entries and KEY in world.residency.replicated, "it sleeps"
+    assert KEY not in world.residency.copies.entries and KEY in world.residency.replicated, "it sleeps"
     world.post(ev.DriveLost(0))
     world.settle()
     assert not world.residency.replicated
@@ -312,7 +312,7 @@ def test_what_a_lost_drive_had_is_to_have_no_other_copy() -> None:
 def test_a_drop_that_waits_for_a_write_is_answered_though_the_drive_has_failed() -> None:
     world = World(drives=2, objects=False)
     stored_in_memory(world, [chunk_of(0)])
-    ((number, write),) = world.residency._writes.items()
+    ((number, write),) = world.residency.writes.running.items()
     dropped = world.drop(KEY)
     assert dropped not in world.answers
     world.post(ev.DriveLost(write.places[0].drive))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quire.model.durability import Durability
 from quire.model.errors import MetadataUnavailable
-from quire_storage.core import events as ev
-from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import Residency, ResidencySettings
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import under_way
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
@@ -14,7 +14,7 @@ KEY = chunk_of(0).key
 
 
 def _lose(world: World) -> None:
-    world.post(ev.Lost([world.residency._entries[KEY].number]))
+    world.post(ev.Lost([world.residency.copies.entries[KEY].number]))
     world.end(world.operation("withdraw"))
 
 
@@ -97,7 +97,7 @@ def test_a_copy_that_is_lost_while_its_reader_waits_for_others_leaves_nothing() 
     world.held.clear()
     world.post(ev.Unpinned(reader))
     world.settle()
-    assert KEY not in world.residency and not world.residency._leaving
+    assert KEY not in world.residency and not world.residency.copies.leaving
 
 
 def test_what_waits_for_space_on_a_drive_does_not_wait_for_itself() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull
-from quire_storage.core import events as ev
-from quire_storage.core import residency as machine_module
 from quire_storage.core.chunks import Copy
-from quire_storage.core.invariants import under_way
-from quire_storage.core.residency import Residency, ResidencySettings
+from quire_storage.core.residency import Residency, ResidencySettings, contents, evictions, promotions, writes
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import under_way
 from quire_storage.core.slots import SlotAllocator
 from tests.unit.storage.residency_world import SLAB, World, chunk_of, content_of, stored, stored_in_memory
 
@@ -80,7 +79,7 @@ def test_memory_is_full_when_a_fifth_of_it_is_left() -> None:
 
 
 def test_only_so_many_reads_are_remembered_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "_RECENT_MAX", 2)
+    monkeypatch.setattr(promotions, "_RECENT_MAX", 2)
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
     _on_drives_alone(world)
     assert not any(_wanted(world, number) for number in (0, 1, 2))
@@ -189,7 +188,7 @@ def test_a_fetch_that_none_waits_for_and_a_transfer_that_is_not_known_are_nothin
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_as_many_are_asked_for_as_are_needed(wanted: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks fill a drive, each of a conversation of its own; what is over the low watermark goes, by groups."""
-    monkeypatch.setattr(machine_module, "GROUP", group)
+    monkeypatch.setattr(evictions, "GROUP", group)
     low = ResidencySettings(pool_high_share=0.95, pool_low_share=1 - wanted / 4)
     world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
     for first in (0, 8, 16):
@@ -209,7 +208,7 @@ def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, chunk_of(0).shape, wanted))
     world.post(ev.TimePassed())
-    (question,) = world.residency._questions.values()
+    (question,) = world.residency.eviction.questions.values()
     assert len(question.entries) == wanted, "and asks once"
     world.end(world.operation("ask"))
     assert isinstance(world.answers[ticket], list) and world.residency.evictions == {"memory": wanted}
@@ -222,21 +221,21 @@ def test_a_reservation_asks_for_what_is_missing_and_for_ends_of_conversations() 
     _pinned(world, 1)  # so that its parent is the one that was not used for longer
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, chunk_of(0).shape, 3))
-    (question,) = world.residency._questions.values()
+    (question,) = world.residency.eviction.questions.values()
     assert [entry.key for entry in question.entries] == [chunk_of(1).key]
     world.settle()
     assert isinstance(world.answers[ticket], list)
 
 
 def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "GROUP", 2)
+    monkeypatch.setattr(evictions, "GROUP", 2)
     low = ResidencySettings(pool_high_share=0.95, pool_low_share=0.0)
     world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
     for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
     world.store([chunk_of(24)], Durability.LOCAL)
     world.end(world.operation("write"))
-    (question,) = world.residency._questions.values()
+    (question,) = world.residency.eviction.questions.values()
     assert len(question.entries) == 2
 
 
@@ -334,13 +333,13 @@ def test_a_policy_says_whether_a_chunk_goes_from_here_or_from_everywhere(keepers
     machine = world.residency
     assert chunk_of(0).key not in machine.in_memory and chunk_of(0).key not in machine.on_disk, "not asked for twice"
     assert world.running[0].name == ("withdraw" if keepers else "ask")
-    assert not machine._asking, "the node itself asks for others meanwhile"
+    assert not machine.eviction.asking, "the node itself asks for others meanwhile"
     world.settle()
     assert world.answers[ticket] == 1
 
 
 def test_a_walk_over_what_is_here_is_in_parts_that_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "_SCANNED", 2)
+    monkeypatch.setattr(contents, "_SCANNED", 2)
     world = World(drives=0, objects=False)
     stored(world, [chunk_of(number) for number in range(4)], Durability.MEMORY)
     stored(world, [chunk_of(8)], Durability.MEMORY)
@@ -360,17 +359,17 @@ def test_a_chunk_that_others_extend_does_not_go_before_them() -> None:
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_what_lies_in_memory_only_is_written_a_group_at_a_time(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "GROUP", group)
+    monkeypatch.setattr(writes, "GROUP", group)
     world = World(drives=1, objects=False)
     stored_in_memory(world, [chunk_of(number) for number in range(4)])
     for left in range(4, 0, -group):
-        (write,) = world.residency._writes.values()
+        (write,) = world.residency.writes.running.values()
         assert len(write.entries) == group and world.residency.dirty_chunks == left
         world.now_s += 1.0
         world.post(ev.TimePassed())
-        assert len(world.residency._writes) == 1, "one at a time"
+        assert len(world.residency.writes.running) == 1, "one at a time"
         world.end(world.operation("write"))
-    assert not world.residency.dirty_chunks and not world.residency._writes
+    assert not world.residency.dirty_chunks and not world.residency.writes.running
 
 
 def test_a_node_that_stops_writes_what_lies_in_memory_only_first() -> None:
@@ -389,7 +388,7 @@ def test_a_node_whose_last_drive_has_failed_keeps_what_memory_has_and_stops() ->
     world.post(ev.DriveLost(0))
     world.now_s += 60.0
     world.post(ev.TimePassed())
-    assert world.residency.dirty_chunks == 1 and not world.residency._writes
+    assert world.residency.dirty_chunks == 1 and not world.residency.writes.running
     ticket = world.ticket()
     world.post(ev.Stopping(ticket))
     assert ticket in world.answers
@@ -427,4 +426,4 @@ def test_two_copies_for_readers_only_leave_one_after_the_other() -> None:
     for reader in readers:
         world.held.pop(reader)
         world.post(ev.Unpinned(reader))
-    assert not world.residency._leaving and world.residency.ledger.slots.used_bytes == 0
+    assert not world.residency.copies.leaving and world.residency.ledger.slots.used_bytes == 0

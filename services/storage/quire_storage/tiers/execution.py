@@ -14,9 +14,9 @@ from quire.model.errors import InternalError, QuireError
 from quire.model.index import ChunkRecord
 from quire.telemetry import background, counter, logger, names
 from quire_storage.cluster.registry import Registry
-from quire_storage.core import events as ev
-from quire_storage.core.invariants import check
 from quire_storage.core.residency import Residency
+from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.invariants import check
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.tiers.arena import Arena

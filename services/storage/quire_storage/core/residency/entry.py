@@ -64,6 +64,13 @@ class Entry:
             self.registering > 0 or self.rewrites > 0
         )
 
+    @property
+    def is_kept_in_memory(self) -> bool:
+        """Whether something needs its slot in memory."""
+        if self.pins or self.write or self.question or self.promotion:
+            return True
+        return self.disk is None and (not self.in_object or self.awaited > 0 or self.registering > 0)
+
     def held_only_by(self, pins: int) -> bool:
         """Whether nothing but so many pins keeps a copy that leaves on its drive."""
         if self.phase is not Phase.LEAVING or self.disk is None or self.pins > pins:

@@ -1,0 +1,73 @@
+"""Goals, which are what requests wait for, and the writes to drives that goals wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire_storage.core.chunks import DiskPlace, Header
+from quire_storage.core.residency.entry import Entry
+
+RANK: Final = {level: rank for rank, level in enumerate(Durability)}
+"""Order of the levels of durability."""
+
+
+class Step(Enum):
+    """The step of a goal that is next once its writes have ended."""
+
+    PUBLISH = "the copies become readable and are registered"
+    ACKNOWLEDGE = "the index has answered: the request is complete"
+    CONFIRM_LEVEL = "the copies have the level that was requested"
+
+
+@dataclass(slots=True)
+class Goal:
+    """Writes, then answers of the index, for which a ticket waits.
+
+    Attributes:
+        ticket: Of the request.
+        entries: Its copies.
+        step: What follows once `pending` is empty.
+        level: Durability that it wants.
+        fresh: Copies that it has brought.
+        pending: Numbers of writes that have not ended.
+        error: Why it will fail.
+        generation: Proposed for new index entries.
+        registering: Answers of the index may still arrive.
+    """
+
+    ticket: int
+    entries: list[Entry]
+    step: Step
+    level: Durability = Durability.MEMORY
+    fresh: list[Entry] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
+    error: QuireError | None = None
+    generation: int = 0
+    registering: bool = False
+
+
+@dataclass(slots=True)
+class DriveWrite:
+    """Chunks of one shape on their way to the drives.
+
+    Attributes:
+        number: Of the write.
+        entries: The copies.
+        background: It is of the flush, and no goal began it.
+        places: Their places; empty while there is no space.
+        headers: Headers as they are being written.
+        goals: Goals that wait for it.
+        tries: Drives that have failed it.
+    """
+
+    number: int
+    entries: list[Entry]
+    background: bool
+    places: list[DiskPlace] = field(default_factory=list)
+    headers: list[Header] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    tries: int = 0
