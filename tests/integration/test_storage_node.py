@@ -20,6 +20,7 @@ from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.transport import LayerProduced, Quiesced, decode_message
 from quire.transport.memory import MemoryStream, MemoryTransport
 from quire.transport.messages import encode_message
@@ -28,8 +29,6 @@ from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
-from quire_storage.delivery.delivery import DeliverCall
-from quire_storage.ingest.ingest import IngestCall
 from quire_storage.node import StorageNode
 from quire_storage.ports import AdmissionRequest, Grant, Ports
 
@@ -184,7 +183,7 @@ async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], tran
     region = scene.client.register(payload)
     source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
     records = [ChunkRecord(_key(i), _key(i - 1) if i else b"", _key(0), _key(0) if i else b"") for i in range(chunks)]
-    call = IngestCall(
+    call = IngestOrder(
         layout=LAYOUT,
         records=records,
         store_id=transfer,
@@ -250,7 +249,7 @@ async def test_a_store_with_a_repeated_key_is_refused_before_anything_is_taken(s
     source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
     twice = [ChunkRecord(_key(0), b"", _key(0), b"")] * 2
     with pytest.raises(KeysInvalid, match="twice"):
-        IngestCall(
+        IngestOrder(
             layout=LAYOUT,
             records=twice,
             store_id=b"t" * 16,
@@ -290,7 +289,7 @@ async def test_a_delivery_whose_writes_are_in_flight_does_not_say_quiesced(
     heard: list[bytes] = []
     scene.client.on_message(heard.append)
     descriptor = _descriptor(scene, np.zeros(LAYOUT.payload_bytes(1), dtype=np.uint8))
-    call = DeliverCall(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("storage-0", 0, 1),))
+    call = DeliverOrder(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("storage-0", 0, 1),))
     events = [event async for event in scene.node.deliveries.deliver(call)]
     outcome = events[-1]
     assert isinstance(outcome, NodeOutcome)

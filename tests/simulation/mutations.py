@@ -13,6 +13,7 @@ from pyucx.stream import Stream
 from quire.client.quiescence import Quiescence
 from quire.model.errors import NodeUnavailable
 from quire.model.keys import ChunkKeys
+from quire.model.transfers import IngestOrder
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import Entry
 from quire.transport.copying import CopyStream
@@ -37,7 +38,6 @@ from quire_storage.core.residency.pins import Pins
 from quire_storage.core.residency.uploads import Uploads
 from quire_storage.delivery.batches import Batches, Promotions
 from quire_storage.delivery.delivery import Delivery
-from quire_storage.ingest.ingest import IngestCall
 from quire_storage.ingest.stores import Stores
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.object_tier import ChunkObjects
@@ -310,7 +310,7 @@ MUTATIONS: dict[str, Mutation] = {
     "groups-mixed": Mutation(
         0,
         "the second group of a store is read where the first one lies",
-        (edit(IngestCall, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
+        (edit(IngestOrder, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
         found_by="wrong bytes were delivered",
     ),
     "condition-not-committed": Mutation(

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.model.descriptor import Descriptor, RdmaTarget
+from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
@@ -14,9 +14,8 @@ from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import MemberSpans, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
-from quire.model.urgency import Urgency
+from quire.model.transfers import DeliverOrder, IngestOrder
 from quire_server.clock import Clock
 
 __all__ = [
@@ -29,11 +28,9 @@ __all__ = [
     "ClusterSpans",
     "Decoded",
     "Decoders",
-    "DeliverPart",
     "EncodedPicture",
     "Entries",
     "ImageRoute",
-    "IngestPart",
     "LayerArrived",
     "Members",
     "Router",
@@ -47,48 +44,6 @@ class LayerArrived:
 
     node_id: str
     layer: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverPart:
-    """One node's part of a fetch, of the chunks that `lease` (its token) pins.
-
-    `transfer_ms`: for how long it is permitted, at most; 0 for as long as the gateway permits transfers.
-    `namespace`: tag of the namespace that the keys were derived under; empty if they were not.
-    """
-
-    lease: bytes
-    tenant: TenantPolicy
-    delivery_id: bytes
-    descriptor: Descriptor
-    ranges: tuple[ChunkRange, ...]
-    node_index: int
-    urgency: Urgency
-    layers_in_stream: bool
-    unchained: bool
-    transfer_ms: int = 0
-    namespace: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestPart:
-    """One node's part of a store. `source_ranges` say where `chunks` lie among the `source_chunks` of the source.
-
-    `transfer_ms`: as of `DeliverPart`.
-    """
-
-    namespace: Namespace
-    store_id: bytes
-    chunks: Sequence[ChunkRecord]
-    source: RdmaTarget
-    source_ranges: tuple[ChunkRange, ...]
-    source_chunks: int
-    node_index: int
-    durability: Durability
-    on_existing: OnExisting
-    source_complete: bool
-    tenant: str = ""
-    transfer_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +73,17 @@ class Allocator(Protocol):
 class StorageNodes(Protocol):
     """Storage nodes by their gRPC address."""
 
-    def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
-        """Events of one node's delivery; the outcome comes last."""
+    def deliver(self, address: str, order: DeliverOrder, lent_ms: int) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        """Yield the events of one node's delivery; the outcome comes last.
 
-    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
-        """One node's part of a store."""
+        Args:
+            address: Of the node.
+            order: Its part.
+            lent_ms: Time for which the client lends its memory; 0 for as long as this gateway permits transfers.
+        """
+
+    async def ingest(self, address: str, order: IngestOrder, lent_ms: int) -> NodeOutcome:
+        """Have a node take its part of a store. See `deliver`."""
 
     async def stop(self, address: str, transfer_id: bytes, node_index: int) -> None:
         """End one node's part of an aborted transfer. Returns when no byte of it is in flight."""

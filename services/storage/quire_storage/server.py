@@ -13,15 +13,14 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.model.errors import InvalidRequest, NodeUnavailable
-from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
-from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.transport import data_plane
 from quire.wire import convert
+from quire.wire.convert_transfers import deliver_order_from, ingest_order_from
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
@@ -39,8 +38,6 @@ from quire_storage.adapters.nonces import NonceSender
 from quire_storage.adapters.objects import ObstoreTier
 from quire_storage.cluster.redundancy import open_when_redundant
 from quire_storage.config import PREFIX, StorageConfig
-from quire_storage.delivery.delivery import DeliverCall
-from quire_storage.ingest.ingest import IngestCall
 from quire_storage.node import StorageNode
 from quire_storage.ports import Nonces, Ports
 
@@ -66,20 +63,8 @@ class StorageServicer(StorageServiceServicer):
 
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
         tenant, permitted_s = self._permits.check_transfer(request)
-        call = DeliverCall(
-            until_s=self._clock.monotonic_s() + permitted_s,
-            delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
-            descriptor=convert.descriptor_from(request.descriptor),
-            ranges=convert.ranges_from(request.ranges),
-            node_index=request.node_index,
-            urgency=convert.urgency_from(request),
-            layers_in_stream=request.layers_in_stream,
-            tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
-            lease=request.lease,
-            unchained=request.unchained,
-            namespace=request.namespace or NO_NAMESPACE,
-        )
-        async with contextlib.aclosing(self._node.deliveries.deliver(call)) as events:  # type: ignore[type-var]
+        order = deliver_order_from(request, tenant, self._clock.monotonic_s() + permitted_s)
+        async with contextlib.aclosing(self._node.deliveries.deliver(order)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, NodeOutcome):
                     yield pb.DeliverResponse(outcome=convert.outcome_to(event))
@@ -89,21 +74,8 @@ class StorageServicer(StorageServiceServicer):
 
     async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
         tenant, permitted_s = self._permits.check_transfer(request)
-        call = IngestCall(
-            tenant=tenant,
-            until_s=self._clock.monotonic_s() + permitted_s,
-            layout=convert.layout_from(request.layout),
-            records=[convert.record_from(chunk, request.namespace_digest) for chunk in request.chunks],
-            store_id=convert.transfer_id_from(request.store_id, "store_id"),
-            source=convert.target_from(request.source),
-            source_ranges=convert.ranges_from(request.source_ranges),
-            source_chunks=request.source_chunk_count,
-            node_index=request.node_index,
-            durability=convert.durability_from(request.durability),
-            on_existing=convert.on_existing_from(request.on_existing),
-            source_complete=request.source_complete,
-        )
-        return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))
+        order = ingest_order_from(request, tenant, self._clock.monotonic_s() + permitted_s)
+        return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(order)))
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopResponse:
         self._permits.check(request, again=True)

@@ -17,12 +17,13 @@ from quire.model.durability import Durability
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder
 from quire.transport import LayerReady, Message, Quiesced, SharedMemoryTransport, Transport, decode_message
 from quire.transport.memory import MemoryTransport
 from quire_server.clock import SystemClock
 from quire_storage.core.plan import BatchPlan
 from quire_storage.delivery.batches import ReadyBatch
-from quire_storage.delivery.delivery import DeliverCall, Delivery, DeliveryParts
+from quire_storage.delivery.delivery import Delivery, DeliveryParts
 from quire_storage.delivery.fair_queue import FairQueue, Wire
 from quire_storage.delivery.rates import Rates
 from quire_storage.ports import AdmissionRequest, Grant
@@ -63,7 +64,7 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
     keys = ChunkKeys(b"".join(map(key_of, range(_COUNT))))
     target = RdmaTarget(client.address, theirs.address, memory.nbytes, theirs.remote_key)
     descriptor = Descriptor(keys, SHAPE.num_layers, 16, SHAPE.slice_bytes, DeliveryOrder.LAYERWISE, target)
-    call = DeliverCall(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("node", 0, _COUNT),))
+    call = DeliverOrder(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("node", 0, _COUNT),))
     pinned = await engine.tiers.pin(list(keys))
     async with asyncio.timeout(20):
         outcome = await Delivery(parts, call, pinned.copies).run()

@@ -36,6 +36,7 @@ from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.provenance import GENERATED
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.model.urgency import Urgency
 from quire.testing import FakeClock
 from quire.transport.memory import MemoryTransport
@@ -49,7 +50,7 @@ from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
 from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, Placement, StoreCall, StoreSummary
-from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
+from quire_gateway.ports import Allocated, Decoded, ImageRoute, LayerArrived
 from quire_server.lookups import Found, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
@@ -77,8 +78,8 @@ class World:
 
     clock: FakeClock = field(default_factory=FakeClock)
     failing: dict[str, QuireError] = field(default_factory=dict)
-    delivered: list[tuple[str, DeliverPart]] = field(default_factory=list)
-    ingested: list[tuple[str, IngestPart]] = field(default_factory=list)
+    delivered: list[tuple[str, DeliverOrder]] = field(default_factory=list)
+    ingested: list[tuple[str, IngestOrder]] = field(default_factory=list)
     images: dict[str, ImageEntry] = field(default_factory=dict)
     given_back: list[bytes] = field(default_factory=list)
     transport: MemoryTransport = field(default_factory=MemoryTransport)
@@ -139,7 +140,9 @@ class World:
 
     # ---- storage nodes
 
-    async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
+    async def deliver(
+        self, address: str, part: DeliverOrder, lent_ms: int
+    ) -> AsyncIterator[LayerArrived | NodeOutcome]:
         self.delivered.append((address, part))
         node = part.ranges[0].node_id
         if node in self.failing:
@@ -150,11 +153,11 @@ class World:
             yield LayerArrived(node, 0)
         yield NodeOutcome(node, part.ranges, b"\1" * sum(each.count for each in part.ranges), 5, quiesced=True)
 
-    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
+    async def ingest(self, address: str, part: IngestOrder, lent_ms: int) -> NodeOutcome:
         self.ingested.append((address, part))
         if self.reads:
-            self.records[part.chunks[0].key] = await RemoteMemory(self.peer).pull(part.source, part.source.length)
-        return NodeOutcome("a", part.source_ranges, b"\1" * len(part.chunks), 9, quiesced=True)
+            self.records[part.records[0].key] = await RemoteMemory(self.peer).pull(part.source, part.source.length)
+        return NodeOutcome("a", part.source_ranges, b"\1" * len(part.records), 9, quiesced=True)
 
     # ---- the orchestrator
 
@@ -319,7 +322,7 @@ async def test_a_store_tells_where_it_goes_first() -> None:
     first, _, last = await _all(world.gateway().store(store))
     assert isinstance(first, Placement) and first.ranges == (ChunkRange("a", 4, 6),)
     (_, part) = world.ingested[0]
-    assert part.source_ranges == (ChunkRange("a", 0, 6),) and part.chunks[0].parent == KEYS.at(3)
+    assert part.source_ranges == (ChunkRange("a", 0, 6),) and part.records[0].parent == KEYS.at(3)
     assert last == StoreSummary(6, 4, 9)
     with pytest.raises(TransfersExhausted):
         await _all(world.gateway(transfers_max=0).store(store))

@@ -19,12 +19,12 @@ from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
 from quire_storage.config import StorageConfig
 from quire_storage.delivery import deliveries as module
 from quire_storage.delivery.deliveries import Deliveries
-from quire_storage.delivery.delivery import DeliverCall
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.tiers.object_tier import ChunkObjects
 
@@ -73,11 +73,11 @@ class _Delivery:
         await self.quiet.wait()
 
 
-def _call(number: int) -> DeliverCall:
+def _call(number: int) -> DeliverOrder:
     target = RdmaTarget(b"w", 4096, 64, b"k")
     descriptor = Descriptor(ChunkKeys(bytes(32)), 1, 16, 64, DeliveryOrder.LAYERWISE, target)
     ranges = (ChunkRange("storage-0", 0, 1),)
-    return DeliverCall(delivery_id=bytes([number]) * 16, descriptor=descriptor, ranges=ranges)
+    return DeliverOrder(delivery_id=bytes([number]) * 16, descriptor=descriptor, ranges=ranges)
 
 
 async def _first(events: AsyncIterator[Any]) -> Any:
@@ -112,7 +112,7 @@ async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Ti
 async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Tiers]) -> None:
     deliveries, _ = node
 
-    def of(tenant: str, number: int) -> DeliverCall:
+    def of(tenant: str, number: int) -> DeliverOrder:
         return replace(_call(number), tenant=TenantPolicy(tenant))
 
     waiting = [asyncio.create_task(_first(deliveries.deliver(of("greedy", 0))))]

@@ -18,6 +18,7 @@ from quire.model.errors import DeadlineExceeded
 from quire.model.index import ChunkRecord
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import IngestOrder
 from quire.transport import SharedMemoryTransport, Transport
 from quire.transport.fair_threads import FairThreads
 from quire.transport.memory import MemoryTransport
@@ -25,7 +26,7 @@ from quire_storage.core.checksums import row_checksums, slice_checksums
 from quire_storage.core.slots import Shape
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
-from quire_storage.ingest.ingest import IngestCall, pull
+from quire_storage.ingest.ingest import pull
 from quire_storage.tiers.tiers import Slots
 
 LAYOUT = KvLayout(4, 2, 1, 128, Dtype.FP16)
@@ -46,11 +47,11 @@ class _Scene:
         self.source = RdmaTarget(client.address, mine.address, mine.length, mine.remote_key)
         self.region = node.register(self.arena)
 
-    def call(self) -> IngestCall:
+    def call(self) -> IngestOrder:
         """Chunks 1, 2, 4, 5, 6 of the seven."""
         runs = (ChunkRange("node", 1, 2), ChunkRange("node", 4, 3))
         keys = [bytes([each + 1]) * 32 for each in range(5)]
-        return IngestCall(
+        return IngestOrder(
             layout=LAYOUT,
             records=[ChunkRecord(key, b"", key, b"") for key in keys],
             store_id=b"s" * 16,
@@ -67,7 +68,7 @@ class _Scene:
         offsets = np.array([3, 4, 0, 6, 7][:count], dtype=np.int64) * _SLICE
         return Slots(0, Shape(LAYOUT.num_layers, _SLICE), offsets, 10 * _SLICE)
 
-    async def pull(self, call: IngestCall, slots: Slots) -> list[Any]:
+    async def pull(self, call: IngestOrder, slots: Slots) -> list[Any]:
         produced = AnnouncedLayers()
         return await pull(
             call, slots, self.arena, self.region, self.node, produced, FairThreads(self.threads), timeout_s=5, now_ms=0

@@ -12,10 +12,12 @@ from quire.model.images import ImageEntry, LeasedRecord
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
+from quire.model.transfers import DeliverOrder
 from quire.transport import Transport
 from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
-from quire.wire.v1 import common_pb2, decoder_pb2, storage_pb2
+from quire.wire.convert_transfers import deliver_order_to
+from quire.wire.v1 import common_pb2, decoder_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server.clock import Clock
@@ -66,13 +68,9 @@ class StoredRecords:
 
     async def _deliver(self, lease: Lease, descriptor: Descriptor) -> NodeOutcome:
         """By the one node that has it. This decoder is a member: it permits what goes into its own memory."""
-        request = storage_pb2.DeliverRequest(
-            delivery_id=os.urandom(16),
-            descriptor=convert.descriptor_to(descriptor),
-            ranges=convert.ranges_to(lease.ranges),
-            tenant_weight=lease.tenant.weight,
-            tenant_cap_bytes_per_s=lease.tenant.cap_bytes_per_s,
-        )
+        delivery_id, ranges = os.urandom(16), tuple(lease.ranges)
+        order = DeliverOrder(delivery_id=delivery_id, descriptor=descriptor, ranges=ranges, tenant=lease.tenant)
+        request = deliver_order_to(order)
         permit(self._permits, request, lease.tenant.tenant, self._clock.now_ms() + round(_DELIVERY_TIMEOUT_S * 1000))
         address = lease.addresses[lease.ranges[0].node_id]
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))

@@ -18,15 +18,17 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
+from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.telemetry import logger
 from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.convert_transfers import deliver_order_to, ingest_order_to
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import Allocated, Decoded, DeliverPart, EncodedPicture, ImageRoute, IngestPart, LayerArrived
+from quire_gateway.ports import Allocated, Decoded, EncodedPicture, ImageRoute, LayerArrived
 from quire_server.clock import Clock
 from quire_server.permits import member_permit, permit
 
@@ -75,23 +77,11 @@ class GrpcStorageNodes:
         self._clock = clock
         self._permits = PermitSigner(*config.secrets)
 
-    async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
-        request = storage_pb2.DeliverRequest(
-            lease=part.lease,
-            delivery_id=part.delivery_id,
-            descriptor=convert.descriptor_to(part.descriptor),
-            ranges=convert.ranges_to(part.ranges),
-            node_index=part.node_index,
-            compute_window_us=part.urgency.compute_window_us,
-            first_layer_us=part.urgency.first_layer_us,
-            priority=part.urgency.priority,
-            layers_in_stream=part.layers_in_stream,
-            tenant_weight=part.tenant.weight,
-            tenant_cap_bytes_per_s=part.tenant.cap_bytes_per_s,
-            unchained=part.unchained,
-            namespace=part.namespace,
-        )
-        self._permit(request, part.tenant.tenant, part.transfer_ms)
+    async def deliver(
+        self, address: str, order: DeliverOrder, lent_ms: int
+    ) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        request = deliver_order_to(order)
+        self._permit(request, order.tenant.tenant, lent_ms)
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
             if response.WhichOneof("event") == "layer":
@@ -99,21 +89,9 @@ class GrpcStorageNodes:
             else:
                 yield convert.outcome_from(response.outcome)
 
-    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
-        request = storage_pb2.IngestRequest(
-            layout=convert.layout_to(part.namespace.layout),
-            namespace_digest=part.namespace.digest(),
-            chunks=[convert.record_to(record) for record in part.chunks],
-            store_id=part.store_id,
-            source=convert.target_to(part.source),
-            source_ranges=convert.ranges_to(part.source_ranges),
-            source_chunk_count=part.source_chunks,
-            node_index=part.node_index,
-            durability=convert.durability_to(part.durability),
-            on_existing=convert.on_existing_to(part.on_existing),
-            source_complete=part.source_complete,
-        )
-        self._permit(request, part.tenant, part.transfer_ms)
+    async def ingest(self, address: str, order: IngestOrder, lent_ms: int) -> NodeOutcome:
+        request = ingest_order_to(order)
+        self._permit(request, order.tenant, lent_ms)
         response = await call(
             self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
         )
@@ -136,10 +114,10 @@ class GrpcStorageNodes:
         response = await call(self._stub(address).Prefetch, request, timeout_s=self._config.transfer_timeout_s)
         return sum(response.in_memory)
 
-    def _permit(self, request: Any, tenant: str, transfer_ms: int) -> None:
+    def _permit(self, request: Any, tenant: str, lent_ms: int) -> None:
         """Until its end nodes may touch the client's memory: no longer than the client has lent it."""
         most_ms = round(self._config.transfer_timeout_s * 1000)
-        permit(self._permits, request, tenant, self._clock.now_ms() + min(transfer_ms or most_ms, most_ms))
+        permit(self._permits, request, tenant, self._clock.now_ms() + min(lent_ms or most_ms, most_ms))
 
     def _stub(self, address: str) -> StorageServiceStub:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))

@@ -19,18 +19,19 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.hashing import Namespace
-from quire.model.index import records
+from quire.model.index import NO_NAMESPACE, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
+from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.model.urgency import Urgency
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.kv.contacted_nodes import contacted, finished, is_touching
-from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
+from quire_gateway.ports import Allocator, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
@@ -207,7 +208,7 @@ class KvTransfers:
             self._transfers -= 1
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
-        part = DeliverPart(
+        order = DeliverOrder(
             lease=fetch.lease,
             tenant=fetch.found.tenant,
             delivery_id=fetch.delivery_id,
@@ -217,12 +218,11 @@ class KvTransfers:
             urgency=fetch.urgency,
             layers_in_stream=fetch.layers_in_stream,
             unchained=fetch.unchained,
-            transfer_ms=fetch.transfer_ms,
-            namespace=fetch.namespace,
+            namespace=fetch.namespace or NO_NAMESPACE,
         )
         contacted(share.node_id)
         try:
-            async for event in self._nodes.deliver(share.grpc_address, part):
+            async for event in self._nodes.deliver(share.grpc_address, order, fetch.transfer_ms):
                 if isinstance(event, NodeOutcome):
                     _note(event)
                 yield event
@@ -237,26 +237,26 @@ class KvTransfers:
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
         chunks = [
             record
-            for each in share.ranges
-            for record in records(store.keys, each.first, each.count, unchained=store.unchained)
+            for part in share.ranges
+            for record in records(store.keys, part.first, part.count, unchained=store.unchained)
         ]
-        part = IngestPart(
-            namespace=store.namespace,
+        order = IngestOrder(
+            layout=store.namespace.layout,
+            namespace_digest=store.namespace.digest(),
             store_id=store.store_id,
-            chunks=chunks,
+            records=chunks,
             source=store.source,
-            source_ranges=tuple(replace(each, first=each.first - store.first) for each in share.ranges),
+            source_ranges=tuple(replace(part, first=part.first - store.first) for part in share.ranges),
             source_chunks=len(store.keys) - store.first,
             node_index=share.index,
             durability=store.durability,
             on_existing=store.on_existing,
             source_complete=store.source_complete,
             tenant=store.tenant,
-            transfer_ms=store.transfer_ms,
         )
         contacted(share.node_id)
         try:
-            outcome = await self._nodes.ingest(share.grpc_address, part)
+            outcome = await self._nodes.ingest(share.grpc_address, order, store.transfer_ms)
         except QuireError as error:
             outcome = _failed(share, error)
         except (asyncio.CancelledError, GeneratorExit):

@@ -15,8 +15,10 @@ from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.convert_transfers import deliver_order_to
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_from
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
@@ -171,12 +173,8 @@ class GrpcPeers:
         return list(response.headers)
 
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
-        request = storage_pb2.DeliverRequest(
-            delivery_id=os.urandom(16),
-            descriptor=convert.descriptor_to(descriptor),
-            ranges=convert.ranges_to([ChunkRange(node.node_id, descriptor.first_chunk, descriptor.chunks)]),
-            tenant_weight=1.0,
-        )
+        part = ChunkRange(node.node_id, descriptor.first_chunk, descriptor.chunks)
+        request = deliver_order_to(DeliverOrder(delivery_id=os.urandom(16), descriptor=descriptor, ranges=(part,)))
         expires_ms = self._clock.now_ms() + round(COPY_S_MAX * 1000)
         permit(self._permits, request, "", expires_ms)
         outcome = None

@@ -11,6 +11,7 @@ from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
+from quire.model.transfers import IngestOrder
 from quire_server.core.shares import SharedBound
 from quire_storage.cluster.hot_copies import HotCopies
 from quire_storage.cluster.registry import Registry
@@ -18,7 +19,6 @@ from quire_storage.cluster.replication import Replicator
 from quire_storage.config import StorageConfig
 from quire_storage.core.pool_format import pack_header
 from quire_storage.delivery.transfers import RETRY_S, Transfers
-from quire_storage.ingest.ingest import IngestCall
 from quire_storage.ingest.stores import Stores
 from quire_storage.ports import Spawn
 from quire_storage.tiers.tiers import Tiers
@@ -54,7 +54,7 @@ class NodeRequests:
         """Stores that are running."""
         return self._ingests.taken
 
-    async def ingest(self, call: IngestCall) -> NodeOutcome:
+    async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
         self._stores.check_level(call.durability)
         if not self._ingests.take(call.tenant):

@@ -20,12 +20,13 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import Peer, Stalled
 from quire_server.core.shares import SharedBound
 from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
-from quire_storage.delivery.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
+from quire_storage.delivery.delivery import Delivery, DeliveryParts, delivery_name
 from quire_storage.delivery.transfers import RETRY_S, Transfers
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.tiers.object_tier import ChunkObjects
@@ -71,7 +72,7 @@ class Deliveries:
             explicit_bucket_boundaries_advisory=names.SECONDS,
         )
 
-    async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
+    async def deliver(self, call: DeliverOrder) -> AsyncIterator[int | NodeOutcome]:
         """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
 
         Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
@@ -98,7 +99,7 @@ class Deliveries:
         self._stalls.record(message.stall_us / 1e6)
         self._spawn(self._parts.rates.stalled(name, message.stall_us / 1e6))
 
-    def _keys_of(self, call: DeliverCall) -> ChunkKeys:
+    def _keys_of(self, call: DeliverOrder) -> ChunkKeys:
         """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
         descriptor = call.descriptor
         for each in call.ranges:
@@ -109,7 +110,7 @@ class Deliveries:
             raise DescriptorInvalid("names no chunk", field="ranges")
         return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
 
-    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
+    async def _deliver(self, call: DeliverOrder, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
         """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
         task, delivery, pinned = None, None, None
         try:
@@ -132,7 +133,7 @@ class Deliveries:
             if not task.done():
                 delivery.cancel()
 
-    async def _pin(self, call: DeliverCall, keys: ChunkKeys) -> Pinned:
+    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> Pinned:
         """Of a prefix all chunks, or none; of chunks that stand for themselves those that are here, one at least."""
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
             pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
@@ -145,7 +146,7 @@ class Deliveries:
         index = list(keys).index(pinned.missing[0])
         raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
 
-    def _deny(self, call: DeliverCall) -> None:
+    def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""
         missing = [record for record in _records_of(call) if record.key not in self._tiers.residency]
         if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
@@ -160,11 +161,11 @@ class Deliveries:
             absent = await objects.still_absent(record.key for record in missing)
             await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
 
-    def _ended(self, call: DeliverCall) -> None:
+    def _ended(self, call: DeliverOrder) -> None:
         self._room.give_back(call.tenant.tenant)
         self._transfers.end((call.delivery_id, call.node_index))
 
-    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:
+    async def _run(self, delivery: Delivery, call: DeliverOrder, pinned: Pinned) -> NodeOutcome:
         name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
         self.running[name] = delivery
         try:
@@ -184,7 +185,7 @@ class Deliveries:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
-    async def _linger(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> None:
+    async def _linger(self, delivery: Delivery, call: DeliverOrder, pinned: Pinned) -> None:
         await delivery.linger()
         self._ended(call)
         self._tiers.unpin(pinned)
@@ -209,7 +210,7 @@ class Deliveries:
             logger().warning("the lease of a lost client could not be released", error=str(error))
 
 
-def _records_of(call: DeliverCall) -> list[ChunkRecord]:
+def _records_of(call: DeliverOrder) -> list[ChunkRecord]:
     """Index records of the chunks that a delivery is to deliver."""
     return [
         record
@@ -220,7 +221,7 @@ def _records_of(call: DeliverCall) -> list[ChunkRecord]:
     ]
 
 
-def _without(call: DeliverCall, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:
+def _without(call: DeliverOrder, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:
     """What is left of a call's ranges."""
     node, keys = call.ranges[0].node_id, call.descriptor.keys
     left = [at for each in call.ranges for at in range(each.first, each.stop) if keys.at(at) not in missing]

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from opentelemetry import trace as otel
 
-from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
-from quire.model.index import NO_NAMESPACE
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import TenantPolicy
-from quire.model.ranges import ChunkRange
-from quire.model.urgency import Urgency
+from quire.model.transfers import DeliverOrder
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
@@ -48,27 +44,6 @@ _TURN_S = 0.5
 _COPY_BYTES = 8 << 20
 Bytes = npt.NDArray[np.uint8]
 Send = Callable[[ReadyBatch, LayerTrace], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverCall:
-    """A delivery as it was permitted. `lease`: to be given back if the client turns out to be dead; may be empty.
-
-    `until_s`: the permit's end, on this node's monotonic clock: nothing is written after it. `namespace`: tag of the
-    namespace that the keys were derived under; zeros if they were not.
-    """
-
-    delivery_id: bytes
-    descriptor: Descriptor
-    ranges: tuple[ChunkRange, ...]
-    node_index: int = 0
-    urgency: Urgency = field(default_factory=Urgency)
-    layers_in_stream: bool = False
-    tenant: TenantPolicy = field(default_factory=TenantPolicy)
-    lease: bytes = b""
-    unchained: bool = False
-    until_s: float = math.inf
-    namespace: bytes = NO_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +71,7 @@ class Delivery:
     def __init__(
         self,
         parts: DeliveryParts,
-        call: DeliverCall,
+        call: DeliverOrder,
         copies: list[Copy],
     ) -> None:
         self._parts = parts

@@ -7,7 +7,6 @@ once its bytes are where the asked durability wants them and its key is indexed.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +15,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.descriptor import RdmaTarget
-from quire.model.durability import Durability, OnExisting
-from quire.model.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
-from quire.model.index import ChunkRecord
-from quire.model.keys import KEY_BYTES, ChunkKeys
-from quire.model.layout import KvLayout
-from quire.model.ranges import ChunkRange
+from quire.model.errors import DeadlineExceeded
+from quire.model.transfers import IngestOrder
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire.transport.fair_threads import FairThreads
@@ -40,54 +34,8 @@ _SETTLE_TIMEOUT_S = 2.0
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestCall:
-    """A store as it was asked for. `source_ranges` say where `records` lie among the `source_chunks` of `source`.
-
-    `until_s`: the permit's end, on this node's monotonic clock: nothing is read after it.
-
-    Raises `InvalidRequest` or `TargetInvalid`.
-    """
-
-    layout: KvLayout
-    records: Sequence[ChunkRecord]
-    store_id: bytes
-    source: RdmaTarget
-    source_ranges: tuple[ChunkRange, ...]
-    source_chunks: int
-    node_index: int
-    durability: Durability
-    on_existing: OnExisting
-    source_complete: bool = False
-    until_s: float = math.inf
-    tenant: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):
-            raise InvalidRequest(f"{len(self.records)} chunks do not fill the ranges", field="source_ranges")
-        if any(run.first + run.count > self.source_chunks for run in self.source_ranges):
-            raise InvalidRequest("a range leaves the source", field="source_ranges")
-        if any(len(record.key) != KEY_BYTES or len(record.bucket) != KEY_BYTES for record in self.records):
-            raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
-        ChunkKeys(b"".join(record.key for record in self.records)).distinct()
-        needed = self.layout.payload_bytes(self.source_chunks)
-        if self.source.length < needed:
-            raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
-
-    def groups(self, chunks: int) -> list[IngestCall]:
-        """The same in parts of so many chunks, in order."""
-        places = [(run, at) for run in self.source_ranges for at in range(run.first, run.stop, chunks)]
-        groups, first = [], 0
-        for run, at in places:
-            part = ChunkRange(run.node_id, at, min(run.stop, at + chunks) - at)
-            records = self.records[first : first + part.count]
-            groups.append(replace(self, records=records, source_ranges=(part,)))
-            first += part.count
-        return groups
-
-
 async def pull(
-    call: IngestCall,
+    call: IngestOrder,
     slots: Slots,
     arena: Bytes,
     region: Region,
@@ -137,7 +85,7 @@ class _Pulling:
     """Layers into slots; their checksums are taken in a thread, while the next ones are read."""
 
     def __init__(
-        self, call: IngestCall, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: FairThreads
+        self, call: IngestOrder, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: FairThreads
     ) -> None:
         self._call = call
         self._slots = slots

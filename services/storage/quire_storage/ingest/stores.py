@@ -11,6 +11,7 @@ from typing import Final
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded, NotImplementedHere, PeerLost, QuireError
 from quire.model.outcome import NodeOutcome
+from quire.model.transfers import IngestOrder
 from quire.telemetry import binary_context, counter, logger, names, tracer
 from quire.transport import Quiesced, Region, Transport
 from quire.transport.fair_threads import FairThreads
@@ -21,7 +22,7 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.core.slots import Shape
 from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
-from quire_storage.ingest.ingest import IngestCall, pull
+from quire_storage.ingest.ingest import pull
 from quire_storage.ports import Clock
 from quire_storage.tiers.tiers import Slots, Tiers
 
@@ -69,7 +70,7 @@ class Stores:
         self._abandoned.add(store_id)
         self._produced.fail(store_id, PeerLost("the store was abandoned"))
 
-    async def ingest(self, call: IngestCall) -> NodeOutcome:
+    async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Read chunks out of the client's memory and keep them; however it ends, the client hears `Quiesced`."""
         complete = False
         try:
@@ -89,7 +90,7 @@ class Stores:
         on_drive = await self._tiers.raise_level(keys, level)
         return await self._secure(set(on_drive), level)
 
-    async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
+    async def _pull_and_keep(self, call: IngestOrder) -> NodeOutcome:
         if self._tiers.write_behind is not None and self._tiers.pool is not None:
             await self._tiers.write_behind.wait_for_room()
         async with self._compared(call):
@@ -101,7 +102,7 @@ class Stores:
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
 
     @contextlib.asynccontextmanager
-    async def _compared(self, call: IngestCall) -> AsyncIterator[None]:
+    async def _compared(self, call: IngestOrder) -> AsyncIterator[None]:
         """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             yield
@@ -114,7 +115,7 @@ class Stores:
         finally:
             self._tiers.unpin(pinned)
 
-    async def _keep_all(self, call: IngestCall) -> set[bytes]:
+    async def _keep_all(self, call: IngestOrder) -> set[bytes]:
         """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
 
         A failure ends the rest; what was acknowledged before stays.
@@ -124,7 +125,7 @@ class Stores:
             return await self._keep(call, reading)
         room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
-        async def keep(group: IngestCall) -> set[bytes]:
+        async def keep(group: IngestOrder) -> set[bytes]:
             async with room:
                 return await self._keep(group, reading)
 
@@ -137,7 +138,7 @@ class Stores:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self, call: IngestCall, reading: asyncio.Lock) -> set[bytes]:
+    async def _keep(self, call: IngestOrder, reading: asyncio.Lock) -> set[bytes]:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
@@ -155,7 +156,7 @@ class Stores:
                     safe = await self._secure(stored.indexed, call.durability)
                     return {key for key in stored.now() & safe if not self._is_quarantined(key)}
 
-    async def _pull(self, call: IngestCall, slots: Slots) -> list[Chunk]:
+    async def _pull(self, call: IngestOrder, slots: Slots) -> list[Chunk]:
         """Read the client's memory, until the permit's end. Space may have been waited for since it was permitted."""
         left_s = call.until_s - self._clock.monotonic_s()
         if left_s <= 0:

@@ -1,0 +1,102 @@
+"""Conversion between orders to storage nodes and messages."""
+
+from __future__ import annotations
+
+import math
+
+from quire.model.index import NO_NAMESPACE
+from quire.model.policy import TenantPolicy
+from quire.model.transfers import DeliverOrder, IngestOrder
+from quire.wire import convert
+from quire.wire.v1 import storage_pb2 as pb
+
+
+def deliver_order_to(order: DeliverOrder) -> pb.DeliverRequest:
+    """Return the message, without a permit: tenant and end are the permit's."""
+    return pb.DeliverRequest(
+        lease=order.lease,
+        delivery_id=order.delivery_id,
+        descriptor=convert.descriptor_to(order.descriptor),
+        ranges=convert.ranges_to(order.ranges),
+        node_index=order.node_index,
+        compute_window_us=order.urgency.compute_window_us,
+        first_layer_us=order.urgency.first_layer_us,
+        priority=order.urgency.priority,
+        layers_in_stream=order.layers_in_stream,
+        tenant_weight=order.tenant.weight,
+        tenant_cap_bytes_per_s=order.tenant.cap_bytes_per_s,
+        unchained=order.unchained,
+        namespace=b"" if order.namespace == NO_NAMESPACE else order.namespace,
+    )
+
+
+def deliver_order_from(message: pb.DeliverRequest, tenant: str = "", until_s: float = math.inf) -> DeliverOrder:
+    """Check and convert a message.
+
+    Args:
+        message: The request.
+        tenant: Of its permit.
+        until_s: End of its permit, on this node's monotonic clock.
+
+    Raises:
+        InvalidRequest: A part is invalid.
+    """
+    return DeliverOrder(
+        delivery_id=convert.transfer_id_from(message.delivery_id, "delivery_id"),
+        descriptor=convert.descriptor_from(message.descriptor),
+        ranges=convert.ranges_from(message.ranges),
+        node_index=message.node_index,
+        urgency=convert.urgency_from(message),
+        layers_in_stream=message.layers_in_stream,
+        tenant=TenantPolicy(tenant, message.tenant_weight, message.tenant_cap_bytes_per_s),
+        lease=message.lease,
+        unchained=message.unchained,
+        namespace=message.namespace or NO_NAMESPACE,
+        until_s=until_s,
+    )
+
+
+def ingest_order_to(order: IngestOrder) -> pb.IngestRequest:
+    """Return the message, without a permit: tenant and end are the permit's."""
+    return pb.IngestRequest(
+        layout=convert.layout_to(order.layout),
+        namespace_digest=order.namespace_digest,
+        chunks=[convert.record_to(record) for record in order.records],
+        store_id=order.store_id,
+        source=convert.target_to(order.source),
+        source_ranges=convert.ranges_to(order.source_ranges),
+        source_chunk_count=order.source_chunks,
+        node_index=order.node_index,
+        durability=convert.durability_to(order.durability),
+        on_existing=convert.on_existing_to(order.on_existing),
+        source_complete=order.source_complete,
+    )
+
+
+def ingest_order_from(message: pb.IngestRequest, tenant: str = "", until_s: float = math.inf) -> IngestOrder:
+    """Check and convert a message.
+
+    Args:
+        message: The request.
+        tenant: Of its permit.
+        until_s: End of its permit, on this node's monotonic clock.
+
+    Raises:
+        InvalidRequest: A part is invalid.
+        TargetInvalid: The source is smaller than its chunks.
+    """
+    return IngestOrder(
+        layout=convert.layout_from(message.layout),
+        namespace_digest=message.namespace_digest,
+        records=[convert.record_from(chunk, message.namespace_digest) for chunk in message.chunks],
+        store_id=convert.transfer_id_from(message.store_id, "store_id"),
+        source=convert.target_from(message.source),
+        source_ranges=convert.ranges_from(message.source_ranges),
+        source_chunks=message.source_chunk_count,
+        node_index=message.node_index,
+        durability=convert.durability_from(message.durability),
+        on_existing=convert.on_existing_from(message.on_existing),
+        source_complete=message.source_complete,
+        tenant=tenant,
+        until_s=until_s,
+    )
