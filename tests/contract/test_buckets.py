@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from quire.model.buckets import GRACE_MS, UNCOMMITTED_MS
+from quire.model.buckets import GRACE_MS, UNCOMMITTED_MS, CommitOutcome
 from quire.model.errors import MetadataUnavailable, QuotaExceeded
 from quire.model.policy import ENTRY_BYTES
 from quire.testing import FakeClock
@@ -412,9 +412,9 @@ async def test_an_upload_slower_than_a_day_is_refused(scene: Scene, monkeypatch:
     """Its blobs were garbage for so long that they went: an object of them must not be."""
     put = scene.buckets.put
 
-    async def much_later(*arguments: Any) -> int:
+    async def much_later(*arguments: Any) -> CommitOutcome:
         await scene.later()
-        return int(await put(*arguments))
+        return await put(*arguments)
 
     monkeypatch.setattr(scene.buckets, "put", much_later)
     with pytest.raises(S3Error) as failed:

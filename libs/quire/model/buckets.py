@@ -10,11 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 GRACE_MS: Final = 300_000  # a reader may still be at a blob that was replaced, and is given more for each that it has
 UNCOMMITTED_MS: Final = 86_400_000
 COMPLETED_MS: Final = 86_400_000  # so long a completed upload can be completed again, by a client that heard no answer
+
+
+class CommitOutcome(Enum):
+    """End of a commit: of an object, of a part, or of an upload. The numbers are those of the scripts in Redis."""
+
+    COMMITTED = 1
+    CONFLICT = 0
+    """Another request has written the key."""
+    NO_BUCKET = -1
+    BLOBS_GONE = -2
+    """They were not committed within a day, and removed."""
+    NO_UPLOAD = -3
+    PART_CHANGED = -4
+    """A part was uploaded again."""
+
+
+class DeleteOutcome(Enum):
+    """End of the deletion of an object. The numbers are those of the script in Redis."""
+
+    DELETED = 1
+    MISSING = 0
+    CHANGED = -1
+    """The object has another ETag."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.model import buckets as rules
-from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
+from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
 from quire.model.policy import ENTRY_BYTES
 
 _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
@@ -113,31 +113,31 @@ class MemoryBuckets:
 
     # ---- objects
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
         state = self._of(tenant, bucket)
         if not state.there:
-            return -1
+            return CommitOutcome.NO_BUCKET
         if not state.fits(entry.key, expected):
-            return 0
+            return CommitOutcome.CONFLICT
         if not state.commit(entry.blobs):
-            return -2
+            return CommitOutcome.BLOBS_GONE
         state.store(entry, now_ms + rules.GRACE_MS)
-        return 1
+        return CommitOutcome.COMMITTED
 
     async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         return self._of(tenant, bucket).objects.get(key)
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
+    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
         state = self._of(tenant, bucket)
         before = state.objects.get(key)
         if before is None:
-            return 0
+            return DeleteOutcome.MISSING
         if etag and before.etag != etag:
-            return -1
+            return DeleteOutcome.CHANGED
         del state.objects[key]
         state.keys.discard(key)
         state.discard(before.blobs, now_ms + rules.GRACE_MS)
-        return 1
+        return DeleteOutcome.DELETED
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -194,18 +194,18 @@ class MemoryBuckets:
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
         return sorted(self._of(tenant, bucket).uploads.values(), key=lambda upload: (upload.key, upload.started_s))
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
         state = self._of(tenant, bucket)
         if upload_id not in state.uploads:
-            return 0
+            return CommitOutcome.NO_UPLOAD
         if not state.commit(part.blobs):
-            return -2
+            return CommitOutcome.BLOBS_GONE
         parts = state.parts.setdefault(upload_id, {})
         before = parts.get(part.number)
         parts[part.number] = part
         if before is not None:
             state.discard(before.blobs, now_ms + rules.GRACE_MS)
-        return 1
+        return CommitOutcome.COMMITTED
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         return dict(self._of(tenant, bucket).parts.get(upload_id, {}))
@@ -219,17 +219,17 @@ class MemoryBuckets:
         parts: Sequence[Part],
         expected: str,
         now_ms: int,
-    ) -> int:
+    ) -> CommitOutcome:
         state = self._of(tenant, bucket)
         known = state.parts.get(upload_id, {})
         if not state.there:
-            return -1
+            return CommitOutcome.NO_BUCKET
         if upload_id not in state.uploads:
-            return -3
+            return CommitOutcome.NO_UPLOAD
         if not state.fits(entry.key, expected):
-            return 0
+            return CommitOutcome.CONFLICT
         if any(known.get(part.number) != part for part in parts):
-            return -4
+            return CommitOutcome.PART_CHANGED
         state.store(entry, now_ms + rules.GRACE_MS)
         chosen = {part.number for part in parts}
         for number, part in known.items():
@@ -238,7 +238,7 @@ class MemoryBuckets:
         state.parts.pop(upload_id, None)
         del state.uploads[upload_id]
         state.completed[upload_id] = (entry.key, entry.etag)
-        return 1
+        return CommitOutcome.COMMITTED
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
         return self._of(tenant, bucket).completed.get(upload_id)

@@ -8,7 +8,17 @@ from typing import Final, cast
 import cbor2
 import redis.asyncio as redis
 
-from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Page, Part, StoredObject, Upload
+from quire.model.buckets import (
+    COMPLETED_MS,
+    GRACE_MS,
+    UNCOMMITTED_MS,
+    CommitOutcome,
+    DeleteOutcome,
+    Page,
+    Part,
+    StoredObject,
+    Upload,
+)
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.packed_objects import pack, pack_part, unpack, unpack_part
@@ -98,28 +108,32 @@ class S3Buckets:
 
     # ---- objects
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
-        """Let the key be this. `expected`: "" for whatever is there, "absent", or the ETag it has.
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
+        """Store an object under its key. If this raises, it may be stored or not.
 
-        1 if it is so, 0 if something else was there, -1 for no such bucket, -2 if its blobs are gone: they were not
-        committed within a day. If this raises, it may or may not be so.
+        Args:
+            tenant: Name of the tenant.
+            bucket: Name of the bucket.
+            entry: The object.
+            expected: State of the key that it requires: "" for any, "absent", or an ETag.
+            now_ms: Time, Unix epoch.
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
         keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "charged", "waste")]
         args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, blobs]
         async with metadata_errors():
-            return int(await self._put(keys=keys, args=args))
+            return CommitOutcome(await self._put(keys=keys, args=args))
 
     async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         async with metadata_errors():
             raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "objects"), key))
         return unpack(key, raw) if raw else None
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
-        """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
+    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
+        """Delete an object, if it has the ETag; an empty one for any."""
         keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "charged", "waste")]
         async with metadata_errors():
-            return int(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
+            return DeleteOutcome(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -209,14 +223,14 @@ class S3Buckets:
                     stale.append(upload_id.decode())
         return stale
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
-        """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
+        """Store a part; an earlier one with this number becomes garbage."""
         names = ("uploads", f"parts:{upload_id}", "garbage", "objects", "charged", "waste")
         keys = [_of(tenant, bucket, name) for name in names]
         blobs = " ".join(blob.name for blob in part.blobs)
         args: list[bytes | str | int] = [upload_id, str(part.number), pack_part(part), now_ms + GRACE_MS, blobs]
         async with metadata_errors():
-            return int(await self._put_part(keys=keys, args=args))
+            return CommitOutcome(await self._put_part(keys=keys, args=args))
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         async with metadata_errors():
@@ -232,8 +246,8 @@ class S3Buckets:
         parts: Sequence[Part],
         expected: str,
         now_ms: int,
-    ) -> int:
-        """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
+    ) -> CommitOutcome:
+        """Store the object that parts make, and end the upload. See `put`."""
         of_upload = (f"parts:{upload_id}", f"completed:{upload_id}")
         names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "charged", "waste")
         args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, upload_id]
@@ -241,7 +255,7 @@ class S3Buckets:
         for part in parts:
             args += [str(part.number), pack_part(part)]
         async with metadata_errors():
-            return int(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
+            return CommitOutcome(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
         """Key and ETag of the object that an upload became lately."""

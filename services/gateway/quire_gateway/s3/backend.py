@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
+from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
@@ -145,7 +145,8 @@ class ObjectBackend:
         return copied
 
     async def delete(self, key: str, etag: str) -> None:
-        if await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag) < 0:
+        outcome = await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag)
+        if outcome is DeleteOutcome.CHANGED:
             raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
 
     # ---- multipart
@@ -281,7 +282,7 @@ class ObjectBackend:
     async def _commit(self, entry: StoredObject, expected: str) -> None:
         """Where the outcome is not known (Redis did not answer), the blobs are left: they go in a day, or are used."""
         outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
-        if outcome <= 0:
+        if outcome is not CommitOutcome.COMMITTED:
             await self._abandon(entry.blobs)
         _check(outcome)
 
@@ -289,10 +290,8 @@ class ObjectBackend:
         now_ms = self._clock.now_ms()
         part = Part(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs))
         outcome = await self._buckets.put_part(*self._at, upload_id, part, now_ms)
-        if outcome <= 0:
+        if outcome is not CommitOutcome.COMMITTED:
             await self._abandon(blobs)
-        if not outcome:
-            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
         _check(outcome)
         return part
 
@@ -306,18 +305,19 @@ def _etag_of_parts(wanted: Sequence[tuple[int, str]]) -> str:
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
 
 
-def _check(outcome: int) -> None:
-    """Of a commit. Raises `S3Error`."""
-    if outcome == -1:
-        raise S3Error("NoSuchBucket", "The specified bucket does not exist")
-    if outcome == -2:
-        raise S3Error("RequestTimeout", "The upload took more than a day")
-    if outcome == -3:
-        raise S3Error("NoSuchUpload", "The specified multipart upload does not exist")
-    if outcome == -4:
-        raise S3Error("InvalidPart", "A part was uploaded again meanwhile")
-    if not outcome:
-        raise S3Error("ConditionalRequestConflict", "Another request has written this key meanwhile")
+_FAILURES: Final = {
+    CommitOutcome.CONFLICT: ("ConditionalRequestConflict", "Another request has written this key meanwhile"),
+    CommitOutcome.NO_BUCKET: ("NoSuchBucket", "The specified bucket does not exist"),
+    CommitOutcome.BLOBS_GONE: ("RequestTimeout", "The upload took more than a day"),
+    CommitOutcome.NO_UPLOAD: ("NoSuchUpload", "The upload does not exist: it may have been completed or aborted"),
+    CommitOutcome.PART_CHANGED: ("InvalidPart", "A part was uploaded again meanwhile"),
+}
+
+
+def _check(outcome: CommitOutcome) -> None:
+    """Raise `S3Error` for a commit that has failed."""
+    if outcome is not CommitOutcome.COMMITTED:
+        raise S3Error(*_FAILURES[outcome])
 
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from quire.model.buckets import Page, Part, StoredObject, Upload
+from quire.model.buckets import CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
 
 
 class Blobs(Protocol):
@@ -52,17 +52,21 @@ class Buckets(Protocol):
     async def everywhere(self) -> list[tuple[str, str]]:
         """(tenant, bucket) of all; for the sweep."""
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
-        """Let the key be this. `expected`: "" for whatever is there, "absent", or the ETag it has.
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
+        """Store an object under its key. If this raises, it may be stored or not.
 
-        1 if it is so, 0 if something else was there, -1 for no such bucket, -2 if its blobs are gone: they were not
-        committed within a day. If this raises, it may or may not be so.
+        Args:
+            tenant: Name of the tenant.
+            bucket: Name of the bucket.
+            entry: The object.
+            expected: State of the key that it requires: "" for any, "absent", or an ETag.
+            now_ms: Time, Unix epoch.
         """
 
     async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None: ...
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
-        """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
+    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
+        """Delete an object, if it has the ETag; an empty one for any."""
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -95,8 +99,8 @@ class Buckets(Protocol):
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
         """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
-        """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
+        """Store a part; an earlier one with this number becomes garbage."""
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         """Of an upload, by number."""
@@ -110,8 +114,8 @@ class Buckets(Protocol):
         parts: Sequence[Part],
         expected: str,
         now_ms: int,
-    ) -> int:
-        """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
+    ) -> CommitOutcome:
+        """Store the object that parts make, and end the upload. See `put`."""
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
         """Key and ETag of the object that an upload became lately."""
