@@ -16,7 +16,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	touch $(DEMO_STAMP)
 
 $(STAMP): $(DEMO_STAMP)
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev]' -e benchmarks
 	touch $(STAMP)
 
 demo: $(DEMO_STAMP)     ## a real model reuses a prefix that another process computed
@@ -79,7 +79,7 @@ $(ENGINES_STAMP): pyproject.toml tests/engines/requirements.txt tests/engines/vl
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
 	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps -r tests/engines/vllm.txt
-	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . -e benchmarks
 	touch $(ENGINES_STAMP)
 
 # LMCache and SGLang, on top of it: LMCache's numba breaks vLLM's server.

@@ -35,7 +35,7 @@ LIBRARIES = {
             ),
         ],
     ),
-    "quire-tools": ("Quire's command line, benchmarks, and a cluster on one machine", ["libs/quire_tools"]),
+    "quire-tools": ("Quire's command line, and a cluster on one machine", ["libs/quire_tools"]),
 }
 """Wheels: what each is, and its packages."""
 OF_PYUCX = ("cffi", "numpy")
@@ -57,6 +57,7 @@ def stamp(folder: Path, version: str) -> None:
     """Write the version where the tree names one."""
     places = {
         "pyproject.toml": r'(?m)^(version = ")[^"]+(")$',
+        "benchmarks/pyproject.toml": r'(?m)^(version = ")[^"]+(")$',
         "k8s/helm/quire/Chart.yaml": r"(?m)^((?:version|appVersion): ).+()$",
         **{f"k8s/manifests/{name}.yaml": r"(?m)^(\s+image: quire-[a-z-]+:)\S+()$" for name in MANIFESTS},
     }
@@ -141,11 +142,18 @@ def build(tree: Path, out: Path, version: str, seconds: str) -> None:
         text += "".join(f"{key} = {toml(value)}\n" for key, value in project.items())
         text += f"\n[tool.hatch.build.targets.wheel]\npackages = {toml(LIBRARIES[name][1])}\n"
         (tree / "pyproject.toml").write_text(text)
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": seconds}
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(done.stderr)
+        _wheel(tree, out, seconds)
+    benchmarks = tree / "benchmarks" / "pyproject.toml"
+    benchmarks.write_text(benchmarks.read_text().replace('"quire[tools]"', f'"quire[tools]=={version}"'))
+    _wheel(benchmarks.parent, out, seconds)
+
+
+def _wheel(folder: Path, out: Path, seconds: str) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": seconds}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
 
 
 def chart(tree: Path, out: Path, version: str, seconds: str) -> None:

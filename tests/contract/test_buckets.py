@@ -414,7 +414,8 @@ async def test_an_upload_slower_than_a_day_is_refused(scene: Scene, monkeypatch:
 
     async def much_later(*arguments: Any) -> CommitOutcome:
         await scene.later()
-        return await put(*arguments)
+        outcome: CommitOutcome = await put(*arguments)
+        return outcome
 
     monkeypatch.setattr(scene.buckets, "put", much_later)
     with pytest.raises(S3Error) as failed:

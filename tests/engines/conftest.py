@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire_tools.bench.engines.models import make_model
-from quire_tools.bench.engines.vllm import prepare
+from quire_tools.engines.models import make_model
+from quire_tools.engines.vllm import prepare
 from quire_tools.local import LocalCluster
 
 prepare()

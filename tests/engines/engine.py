@@ -1,4 +1,4 @@
-"""What tests ask of a real vLLM: `quire_tools.bench.engines.vllm`, with its connector's figures."""
+"""What tests ask of a real vLLM: `quire_tools.engines.vllm`, with its connector's figures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quire_tools.bench.engines import vllm
-from quire_tools.bench.engines.vllm import BLOCK, vllm_engine
+from quire_tools.engines import vllm
+from quire_tools.engines.vllm import BLOCK, vllm_engine
 from quire_tools.local import LocalCluster
 
 __all__ = ["BLOCK", "OTHER", "PROMPT", "Engine", "engine", "kill_at_first_load", "until"]

@@ -21,7 +21,7 @@ import pytest
 
 from quire.client import SyncClient
 from quire.model.nodes import Role
-from quire_tools.bench.engines.vllm import any_vllm
+from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 from tests.engines.engine import PROMPT, engine, until

@@ -15,7 +15,7 @@ import pytest
 
 from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import PeerLost
-from quire_tools.bench.engines import arrivals
+from quire_bench.engines import arrivals
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, kill_at_first_load, until
 

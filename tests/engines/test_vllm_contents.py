@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.integrations.vllm.contents import ContentNames
-from quire_tools.bench.engines.models import make_adapter
+from quire_tools.engines.models import make_adapter
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, PROMPT, engine, until
 

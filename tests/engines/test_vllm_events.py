@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire_tools.bench.engines.models import make_model
+from quire_tools.engines.models import make_model
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, PROMPT, Engine, engine, until
 

@@ -12,7 +12,7 @@ import pytest
 
 from quire.integrations.vllm.groups import Kind
 from quire.model.errors import PeerLost
-from quire_tools.bench.engines.models import make_model, settings_of
+from quire_tools.engines.models import make_model, settings_of
 from quire_tools.local import LocalCluster
 from tests.engines.engine import OTHER, PROMPT, Engine, engine, kill_at_first_load, until
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import prometheus_client
 import pytest
 
-from quire_tools.bench.engines.models import make_model
-from quire_tools.bench.engines.vllm import any_vllm
+from quire_tools.engines.models import make_model
+from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
 

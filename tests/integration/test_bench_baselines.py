@@ -8,9 +8,9 @@ from pathlib import Path
 
 import obstore
 
-from quire_tools.bench.gateway.bare_http import BareHttp
-from quire_tools.bench.gateway.s3 import run_servers
-from quire_tools.bench.storage.bare_device import BareDevice, best
+from quire_bench.gateway.bare_http import BareHttp
+from quire_bench.gateway.s3 import run_servers
+from quire_bench.storage.bare_device import BareDevice, best
 
 
 def _bytes(files: Sequence[Path]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.model.errors import ConfigInvalid, InternalError
-from quire_tools.bench.gpu import delivery
-from quire_tools.bench.gpu.device import Device
-from quire_tools.bench.gpu.gpu import run
+from quire_bench.gpu import delivery
+from quire_bench.gpu.device import Device
+from quire_bench.gpu.gpu import run
 
 
 def test_every_part_is_measured_and_checked() -> None:

@@ -58,7 +58,7 @@ def test_the_same_tag_is_the_same_bytes(released: tuple[Path, Path]) -> None:
         "SHA256SUMS",
         *(f"{name}-7.8.9-py3-none-any.whl" for name in ("pyucx", "quire")),
         *("quire-7.8.9.cdx.json", "quire-7.8.9.tgz"),
-        *(f"{name}-7.8.9-py3-none-any.whl" for name in ("quire_server", "quire_tools")),
+        *(f"{name}-7.8.9-py3-none-any.whl" for name in ("quire_bench", "quire_server", "quire_tools")),
     ]
     assert (one / "SHA256SUMS").read_text() == (two / "SHA256SUMS").read_text()
 
@@ -82,6 +82,7 @@ def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Pat
             *(f"quire_{name}" for name in ("decoder", "gateway", "orchestrator", "scheduler", "storage")),
         },
         "quire-tools": {"quire_tools"},
+        "quire-bench": {"quire_bench"},
     }
     extras = set(_about(released[0] / "quire-7.8.9-py3-none-any.whl").get_all("Provides-Extra"))
     assert {"server", "decoder", "cli", "tools", "vllm", "ucx"} <= extras

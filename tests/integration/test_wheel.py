@@ -157,16 +157,23 @@ def test_the_command_line_says_what_it_needs(client_only: Environment, operator:
     assert "redis" in operator.distributions and "torch" not in operator.distributions
     result = operator.run(_main("--help"), PYUCX_LIBUCP=str(tmp_path / "libucp.so.0"))
     assert result.returncode == 0 and "bench" in result.stdout, result.stderr
+    assert not [name for name in operator.distributions if name == "quire-bench"]
 
 
-@pytest.mark.parametrize("words", [["bench", "--help"], ["bench", "delivery", "--help"], ["plan", "--help"]])
-def test_help_is_there_without_what_a_benchmark_needs(operator: Environment, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["bench", "--help"], ["plan", "--help"]])
+def test_help_is_there_without_what_a_command_needs(operator: Environment, words: list[str]) -> None:
     result = operator.run(_main(*words))
     assert result.returncode == 0 and "Usage" in result.stdout, result.stderr
-    assert words != ["bench", "--help"] or "Needs torch, which the extra `tools`" in result.stdout
+    assert words != ["bench", "--help"] or "quire-bench" in result.stdout
 
 
-@pytest.mark.parametrize("words", [["demo"], ["bench", "gpu"], ["bench", "gpu", "--help"]])
+def test_without_its_distribution_bench_says_what_to_install(operator: Environment) -> None:
+    result = operator.run(_main("bench"))
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    assert "pip install quire-bench" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["demo"]])
 def test_what_needs_more_says_so_in_one_line(operator: Environment, words: list[str]) -> None:
     result = operator.run(_main(*words))
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
-from quire_tools.bench.engines.arrivals import Served, _report, loads
+from quire_bench.engines.arrivals import Served, _report, loads
 
 
 def test_every_rate_continues_the_same_conversations_with_turns_of_its_own() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from quire_tools.bench import ttft_figures
-from quire_tools.bench.report import Report, Row
-from quire_tools.bench.storage import pool
+from quire_bench import ttft_figures
+from quire_bench.storage import pool
+from quire_tools.report import Report, Row
 
 NAN = float("nan")
 

@@ -18,7 +18,7 @@ SERVICES = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
 FUNCTION_LINES_MAX, MODULE_LINES_MAX = 70, 500
 PART_LINES_MAX, CLASS_METHODS_MAX = 300, 25
 """Of the residency machine, whose events are a table of values."""
-OURS = {"pyucx", "quire", "quire_server", "quire_tools", *(f"quire_{name}" for name in SERVICES)}
+OURS = {"pyucx", "quire", "quire_server", "quire_tools", "quire_bench", *(f"quire_{name}" for name in SERVICES)}
 CLIENT = {"blake3", "cbor2", "cffi", "google", "grpc", "numpy", "opentelemetry", "structlog", "uvloop"}
 ALLOWED = {  # what modules may reach outside of this repository and the standard library
     "core": (r"quire_\w+\.core\..+", {"numpy", "isal"}),
@@ -31,13 +31,13 @@ STANDARD_FORBIDDEN_IN_CORE = ("asyncio", "time", "socket", "os", "threading", "r
 
 
 def _sources() -> Iterator[Path]:
-    for top in ("libs", "services"):
+    for top in ("libs", "services", "benchmarks"):
         yield from (path for path in (ROOT / top).rglob("*.py") if "v1" not in path.parts)
 
 
 def _module(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts[1:] if parts[0] == "libs" else parts[2:]
+    parts = parts[2:] if parts[0] == "services" else parts[1:]
     return ".".join(part for part in parts if part != "__init__")
 
 
@@ -96,8 +96,9 @@ def _reached(start: str) -> set[str]:
 
 
 def test_imports_point_one_way() -> None:
-    """services → quire_server → quire → pyucx; quire_tools may import everything; services not each other."""
-    below = {"pyucx": set[str](), "quire": {"pyucx"}, "quire_server": {"quire", "pyucx"}, "quire_tools": OURS}
+    """services → quire_server → quire → pyucx; quire_tools imports all of these, quire_bench everything."""
+    below = {"pyucx": set[str](), "quire": {"pyucx"}, "quire_server": {"quire", "pyucx"}}
+    below |= {"quire_tools": OURS - {"quire_bench"}, "quire_bench": OURS}
     for module, imports in IMPORTS.items():
         top = module.split(".")[0]
         allowed = {top} | below.get(top, {"quire", "quire_server"})
@@ -114,7 +115,7 @@ def test_only_its_adapter_knows_pyucx() -> None:
 def test_only_its_adapters_see_redis() -> None:
     for module, imports in IMPORTS.items():
         if "redis" in _tops(imports):
-            others = {"quire_tools.local.cluster", "quire_tools.bench.peers.stores", "quire_tools.bench.index"}
+            others = {"quire_tools.local.cluster", "quire_bench.peers.stores", "quire_bench.index"}
             assert module.startswith("quire_server.redis") or module in others, module
 
 
@@ -169,7 +170,7 @@ def test_runtime_does_not_reach_outwards() -> None:
         if not module.startswith("quire_"):
             continue
         service = module.split(".")[0]
-        inner = not module.endswith(".server") and ".bench." not in module
+        inner = not module.endswith(".server") and service != "quire_bench"
         for name in imports:
             if inner:
                 assert name != f"{service}.server" and not name.startswith(f"{service}.server."), module
@@ -309,7 +310,7 @@ def test_pyproject_lists_agree(project: dict[str, object]) -> None:
     ]
     folders = project["tool"]["hatch"]["build"]["dev-mode-dirs"]  # type: ignore[index]
     assert folders == ["libs", *(str(Path(package).parent) for package in packages[4:])]
-    assert project["tool"]["mypy"]["mypy_path"].split(":") == folders  # type: ignore[index]
+    assert project["tool"]["mypy"]["mypy_path"].split(":") == [folders[0], "benchmarks", *folders[1:]]  # type: ignore[index]
     for service in SERVICES:
         assert f'quire-{service} = "quire_{service}.server:main"' in text
         assert (ROOT / "services" / service / f"quire_{service}" / "__init__.py").exists()

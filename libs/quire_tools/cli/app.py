@@ -14,9 +14,10 @@ from rich.markup import escape
 from quire import __version__
 from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError
 from quire_tools.cli import cluster as cluster_commands
-from quire_tools.cli.bench_app import GROUPS, Json, Plot, load_commands, numbers
+from quire_tools.cli.bench_app import GROUPS, load_commands
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
+from quire_tools.cli.options import Json, Plot, numbers
 from quire_tools.cli.policies import policy_app, tenant_app
 from quire_tools.local import LocalCluster, ports
 
@@ -289,7 +290,7 @@ def calibrate(
     """Measure both delivery modes on a running cluster and set its threshold Θ (ObjectCache, Eq. 2)."""
     from quire.model.layout import Dtype, KvLayout
     from quire.model.profile import Profiles
-    from quire_tools.bench import calibrate as bench
+    from quire_tools import calibrate as bench
 
     found = Profiles(profiles).find(model, device)
     if found is None:

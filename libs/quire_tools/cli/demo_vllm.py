@@ -28,8 +28,8 @@ from quire.client import SyncClient
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire.transport import OFF
-from quire_tools.bench.engines.models import make_model
-from quire_tools.bench.engines.vllm import BLOCK, prepare, require_vllm, vllm_engine
+from quire_tools.engines.models import make_model
+from quire_tools.engines.vllm import BLOCK, prepare, require_vllm, vllm_engine
 from quire_tools.local import LocalCluster
 
 _TOKENS: Final = 2048

@@ -45,7 +45,6 @@ class DecoderConfig(MemberConfig):
     encode_bytes: int = setting(1 << 30, "memory that encoding one of those may take", minimum=1)
     encode_timeout_s: float = setting(60.0, "time that encoding one of those may take", minimum=0.1)
     fetch_delay_ms: float = setting(0.0, "added to every fetch, to measure with a far store's latency", minimum=0)
-    decode_delay_ms: float = setting(0.0, "added to every decode, to measure with a slower device", minimum=0)
     fetch_timeout_s: float = setting(30.0, "deadline of fetching a record", minimum=0.1)
     requests_max: int = setting(256, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)

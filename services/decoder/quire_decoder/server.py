@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +19,13 @@ from quire.wire import convert, convert_images
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
-from quire_decoder.adapters.delayed import DelayedVae
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
 from quire_decoder.adapters.pictures import read_picture
 from quire_decoder.adapters.provenance import C2paProvenance
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
+from quire_decoder.ports import VaeRunner
 from quire_decoder.runtime import Decoder, Served
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
@@ -95,13 +95,17 @@ class DecoderServicer(DecoderServiceServicer):
         return pb.WriteBackResponse()
 
 
-async def serve(config: DecoderConfig) -> None:
-    """Run until SIGTERM."""
+async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = lambda vae: vae) -> None:
+    """Run until SIGTERM.
+
+    Args:
+        config: Of the process.
+        wrap: Returns what decodes in the place of the VAEs; for benchmarks.
+    """
     folders = [Path(folder) for folder in config.model_folders]
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine, config.decode_bytes)
-    runner = DelayedVae(vaes, config.decode_delay_ms / 1e3) if config.decode_delay_ms else vaes
     signer: C2paProvenance | None = None
     if config.provenance_certificates or config.provenance_key:
         signer = C2paProvenance(Path(config.provenance_certificates), Path(config.provenance_key))
@@ -116,7 +120,7 @@ async def serve(config: DecoderConfig) -> None:
     decoder = Decoder(
         config=config,
         records=records,
-        vae=runner,
+        vae=wrap(vaes),
         encoder=ImagecodecsEncoder(),
         make_encoder_process=partial(EncodingProcess, config.encode_bytes, config.encode_timeout_s),
         read_picture=read_picture,

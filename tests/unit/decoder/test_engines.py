@@ -12,10 +12,10 @@ import torch
 
 from quire.model.errors import ConfigInvalid
 from quire.model.latents import denormalised
+from quire_bench.decoder.fidelity import psnr, ssim
 from quire_decoder.adapters.engines import make_engine
 from quire_decoder.adapters.vae import DiffusersVaes
 from quire_decoder.errors import DeviceFull
-from quire_tools.bench.decoder.fidelity import psnr, ssim
 from quire_tools.local.pictures import VAE_FOLDER, encode, pictures
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire_tools.bench.decoder import paper
-from quire_tools.bench.decoder.serving import (
+from quire_bench.decoder import paper
+from quire_bench.decoder.serving import (
     Fetch,
     Found,
     Images,
@@ -24,7 +24,7 @@ from quire_tools.bench.decoder.serving import (
     sized,
     timed,
 )
-from quire_tools.bench.decoder.trace import Trace, generate
+from quire_tools.plan.image_trace import Trace, generate
 
 SMALL = Serving(nodes=1, node_bytes=1000, window=100, warmup=0, window_s=1.0, transfer_s=0.0, around_s=0.0)
 EXACT = Fetch(0.1, 0.0)

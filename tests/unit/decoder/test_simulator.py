@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
-from quire_tools.bench.decoder.latentbox.dual_cache import Tuning
-from quire_tools.bench.decoder.latentbox.tiers import SieveTier
-from quire_tools.bench.decoder.plan import Prices, Scenario, cumulative
-from quire_tools.bench.decoder.simulator import (
+from quire_bench.decoder.latentbox.dual_cache import Tuning
+from quire_bench.decoder.latentbox.tiers import SieveTier
+from quire_bench.decoder.simulator import (
     belady_miss_ratio,
     simulate,
     simulate_image_store,
 )
-from quire_tools.bench.decoder.trace import PUBLISHED, Trace, generate, read_trace, statistics
+from quire_tools.plan.image_trace import PUBLISHED, Trace, generate, read_trace, statistics
+from quire_tools.plan.images import Prices, Scenario, cumulative
 
 
 def test_the_generated_trace_is_like_the_published_one() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_bench.scheduler.worlds import FAMILIES, Game, World, made_up, play, readings
 from quire_scheduler.core import adaptive as adaptive_module
 from quire_scheduler.core.adaptive import Adaptive
 from quire_scheduler.core.curves import Curve
-from quire_tools.bench.scheduler.worlds import FAMILIES, Game, World, made_up, play, readings
 
 _EACH = 4
 

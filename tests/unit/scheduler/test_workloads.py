@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
+from quire_bench.scheduler.scheduler import run_paper, run_workload
+from quire_bench.scheduler.workloads import GBPS, PaperMeasurements, read_workload
 from quire_scheduler.core.factory import make_policy
-from quire_tools.bench.scheduler.scheduler import run_paper, run_workload
-from quire_tools.bench.scheduler.workloads import GBPS, PaperMeasurements, read_workload
 
 PAPER = PaperMeasurements()
 

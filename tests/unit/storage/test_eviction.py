@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_storage.core.eviction import Evictor, LeafArc
-from quire_tools.bench.storage.policies import LeafLru, S3Fifo, belady, simulate
+from quire_tools.plan.cache_policies import LeafLru, S3Fifo, belady, simulate
 
 TRACE = Path(__file__).parents[4] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 

@@ -9,7 +9,7 @@ import pytest
 
 from quire.model.errors import InvalidRequest
 from quire.model.profile import Profiles
-from quire_tools.bench.storage.plan import Prices, Rates, Tiers, run
+from quire_tools.plan.kv import Prices, Rates, Tiers, run
 
 PROFILE = Profiles().find("Llama-3.1-8B", "a100-80gb")
 PRICES, RATES = Prices(5.0, 4.0, 0.1, 0.02), Rates(12.5, 10.0, 2.0)

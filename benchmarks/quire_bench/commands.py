@@ -1,0 +1,122 @@
+"""Commands of `quire bench` whose modules hold no command of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from quire_tools.cli.options import Json, Plot, numbers
+
+
+def bench_lookup(
+    context: Annotated[int, typer.Option(help="tokens of the prompt")] = 65_536,
+    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 16,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 200,
+    clients: Annotated[int, typer.Option(help="clients at the same time")] = 16,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Longest match at the client, leased: warm, after idleness, and look-ups per second at saturation."""
+    from quire_bench import lookup as bench
+
+    bench.run(context, chunk_tokens, rounds, clients).show(json_file, plot)
+
+
+def bench_index(
+    chunks: Annotated[int, typer.Option(min=1000, help="of each shape")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="seed of what is drawn at random")] = 1,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Bytes of Redis that a chunk takes in the prefix index, and the server's time to register and to match it."""
+    from quire_bench import index as bench
+    from quire_bench import pairs
+
+    report = bench.run(chunks, seed)
+    report.show(json_file, plot, draw=partial(pairs.draw, report, "bytes", lambda params: params["shape"]))
+
+
+def bench_delivery(
+    tier: Annotated[str, typer.Option(help="where the chunks lie: memory, or drives")] = "memory",
+    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
+    chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
+    context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
+    hit: Annotated[float, typer.Option(help="share of the prompt that is cached, 0 to 1")] = 0.875,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 32,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run, or, from
+    drives, against the bare device."""
+    from quire_bench import delivery
+
+    sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))
+    delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
+
+
+def bench_store(
+    level: Annotated[str, typer.Option(help="one or both: memory,local")] = "memory,local",
+    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
+    chunk_kib: Annotated[str, typer.Option(help="one or several")] = "64,1024,16384",
+    mib: Annotated[int, typer.Option(help="of each store")] = 256,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 16,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Stores in one call against a bare pyucx stream of the same bytes, and against the drive's own writing of them."""
+    from quire_bench import pairs
+    from quire_bench import store as bench
+
+    sizes = [int(text) for text in chunk_kib.split(",")]
+    report = bench.run(level.split(","), transport, sizes, mib, layers, rounds)
+    report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
+
+
+def bench_ttft(
+    contexts: Annotated[
+        str, typer.Option(help="prompt lengths in tokens, separated by commas")
+    ] = "4096,16384,32768,65536",
+    hits: Annotated[str, typer.Option(help="cached shares, 0 to 1, separated by commas")] = "0.125,0.5,0.875",
+    chunk_tokens: Annotated[str, typer.Option(help="tokens of a chunk")] = "16,64,256",
+    gbps: Annotated[str, typer.Option(help="the paper's link; ours is an eighth of it")] = "100,10",
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="16K, G = 64 only, without the cold pool")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
+    bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
+    model: Annotated[bool, typer.Option("--model", help="a small transformer's real compute, no timers")] = False,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Time to first token by path, context, hit rate and chunk size, against pre-aggregated layers in local memory."""
+    from quire_bench import ttft_figures as figures
+
+    if sweep or bubble or model:
+        from quire_bench import ttft_more
+
+        report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
+        figure = figures.over_rate if sweep else figures.over_hits if bubble else None
+        report.show(json_file, plot, draw=partial(figure, report) if figure else None)
+        return
+    from quire_bench import ttft
+
+    sizes = [64] if quick else numbers(chunk_tokens, int)
+    lengths = [16_384] if quick else numbers(contexts, int)
+    tries = min(rounds, 2) if quick else rounds
+    report = ttft.run(lengths, numbers(hits, float), sizes, numbers(gbps, float), tries, cold=not quick)
+    report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
+
+
+def bench_tracing(
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 15,
+    deliveries: Annotated[int, typer.Option(help="deliveries of a round")] = 8,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """What tracing costs: deliveries with it off, for one request in a hundred, and for all, in turns."""
+    from quire_bench import tracing
+
+    tracing.run(rounds, deliveries).show(json_file, plot)

@@ -1,0 +1,27 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from quire.model.errors import InvalidRequest
+
+Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
+Number = TypeVar("Number", int, float)
+
+
+def numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """Read an option that takes several numbers, separated by commas.
+
+    Raises:
+        InvalidRequest: A part is no number of that kind.
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no list of numbers") from None

@@ -1,0 +1,1 @@
+"""Real engines on this machine, for demos, tests and benchmarks."""

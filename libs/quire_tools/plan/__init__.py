@@ -1,0 +1,1 @@
+"""`quire plan`: what a deployment needs and costs, before there is one."""
