@@ -61,7 +61,7 @@ class Quotas:
 
     @contextlib.asynccontextmanager
     async def reserve(self, tenant: str, more_bytes: int) -> AsyncIterator[None]:
-        """Reserve room while bytes are written, against what is stored and what any process reserved before.
+        """Reserve room while bytes are written, after those stored and those that any process reserved earlier.
 
         Raises:
             QuotaExceeded: The tenant's limit does not allow as many bytes.

@@ -210,7 +210,7 @@ MUTATIONS: dict[str, Mutation] = {
     "skip-ignored": Mutation(
         17,
         "other bytes under a key are refused although the store says SKIP",
-        (edit_function(enter, "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
+        (edit_function(enter, "if conflicts and event.on_existing is OnExisting.VERIFY:", "if conflicts:"),),
         found_by="to be skipped",
     ),
     "answers-not-kept": Mutation(

@@ -89,7 +89,7 @@ def run(prompts: Sequence[Prompt], source: str, *, family: str = "llama", adapte
 
     Args:
         prompts: Token ids of each request.
-        source: What they are, for the report.
+        source: Their origin, for the report.
         family: Of the model, one of `FAMILIES`.
         adapters: Number of LoRA adapters that the conversations use in turn, after the model itself; 0 for none.
 

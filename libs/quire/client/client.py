@@ -23,7 +23,6 @@ from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
-    InvalidRequest,
     NodeUnavailable,
     QuireError,
     ResourceExhausted,
@@ -356,9 +355,7 @@ class QuireClient:
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
         What becomes of the chunks `StoreSession.finish` tells.
         """
-        chunks = len(keys) - first_chunk
-        if chunks < 1:
-            raise InvalidRequest(f"{first_chunk}, but there are {len(keys)} keys", field="first_chunk")
+        chunks = keys.count_from(first_chunk)
         await self.reach()
         request = pb.StoreRequest(
             namespace=convert.namespace_to(namespace),

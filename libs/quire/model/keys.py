@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from quire.model.errors import KeysInvalid
+from quire.model.errors import InvalidRequest, KeysInvalid
 
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 65_536
@@ -51,6 +51,17 @@ class ChunkKeys:
         if first < 0 or count < 0 or first + count > len(self):
             raise KeysInvalid(f"[{first}, {first + count}) is not within {len(self)} keys", field="chunk_keys")
         return ChunkKeys(self.packed[first * KEY_BYTES : (first + count) * KEY_BYTES])
+
+    def count_from(self, first_chunk: int) -> int:
+        """Return the number of keys from one on.
+
+        Raises:
+            InvalidRequest: No key is left.
+        """
+        if not 0 <= first_chunk < len(self):
+            message = f"first_chunk is {first_chunk}, but only {len(self)} keys were given"
+            raise InvalidRequest(message, field="first_chunk")
+        return len(self) - first_chunk
 
     def pick(self, indexes: Iterable[int]) -> ChunkKeys:
         """Those of some chunks."""

@@ -62,7 +62,7 @@ class IngestOrder:
         node_index: Number of the node among those of the request.
         durability: Meaning of the acknowledgement.
         on_existing: Treatment of chunks that are stored already.
-        source_complete: Every layer lies in the source already.
+        source_complete: The source has every layer already.
         namespace_digest: Of their namespace, 32 bytes; its tag goes into the records.
         tenant: Name of the tenant; empty without tokens.
         until_s: End of the permit, on the node's monotonic clock: nothing is read after it.
@@ -99,7 +99,7 @@ class IngestOrder:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
 
     def groups(self, chunks: int) -> list[IngestOrder]:
-        """Split the order into parts of so many chunks, in order."""
+        """Split the order into parts of `chunks` chunks, in order."""
         places = [(part, at) for part in self.source_ranges for at in range(part.first, part.stop, chunks)]
         groups, first = [], 0
         for part, at in places:

@@ -38,12 +38,12 @@ _PRUNE_MS: Final = 10_000
 
 
 def pin_arguments(pin: Pin) -> list[Any]:
-    """Of `match` and `pin`."""
+    """Return the arguments of `match` and `pin`."""
     return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
 
 
 def runs_of(flat: Sequence[Any]) -> Match:
-    """What `match` returns, neighbours of one placement together."""
+    """Convert the answer of `match`; neighbours of one placement form one run."""
     runs: list[PlacedRun] = []
     for count, placement in zip(flat[1::2], flat[2::2], strict=True):
         nodes = nodes_of(placement)
@@ -54,5 +54,5 @@ def runs_of(flat: Sequence[Any]) -> Match:
 
 
 def nodes_of(placement: bytes) -> tuple[str, ...]:
-    """The names of a placement."""
+    """Return the nodes that a placement names."""
     return tuple(placement.decode().split(",")) if placement else ()

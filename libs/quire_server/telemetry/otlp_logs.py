@@ -32,7 +32,7 @@ class OtlpLog:
         """Send a record: its JSON is the body, its parts are attributes.
 
         Args:
-            record: What is logged.
+            record: Names and values.
             at_ms: Time, Unix epoch.
             warns: Whether its severity is WARN, not INFO.
         """

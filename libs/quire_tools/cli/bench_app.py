@@ -28,7 +28,7 @@ def bench(
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Benchmarks, of the distribution quire-bench: a table, --json FILE, --plot FILE.png; the baseline is named.
+    """Run benchmarks of the distribution quire-bench: a table, --json FILE, --plot FILE.png, each with its baseline.
 
     Without a name, several in short.
 

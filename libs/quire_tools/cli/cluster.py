@@ -76,10 +76,10 @@ def count_decoders(number: int | None) -> int:
     Raises:
         ConfigInvalid: Decoders were asked for whose packages are not installed.
     """
-    missing = [name for name in _OF_DECODERS if importlib.util.find_spec(name) is None]
-    if not missing:
+    absent = [name for name in _OF_DECODERS if importlib.util.find_spec(name) is None]
+    if not absent:
         return 1 if number is None else number
-    advice = f"{', '.join(missing)} not installed here: pip install 'quire[decoder]'"
+    advice = f"{', '.join(absent)} not installed here: pip install 'quire[decoder]'"
     if number:
         raise ConfigInvalid(f"{number} decoders: {advice}", field="decoders")
     if number is None:

@@ -1,1 +1,1 @@
-"""`quire plan`: what a deployment needs and costs, before there is one."""
+"""`quire plan`: needs and costs of a deployment, computed before it exists."""

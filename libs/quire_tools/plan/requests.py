@@ -14,7 +14,14 @@ def read_trace(file: Path) -> list[list[bytes]]:
 
 
 def read_requests(file: Path) -> list[tuple[list[bytes], int, float]]:
-    """Of each request its blocks, its input tokens (0 if not told) and when it came, in seconds."""
+    """Read a trace.
+
+    Returns:
+        For each request its blocks, its input tokens (0 if unknown) and its arrival, seconds.
+
+    Raises:
+        InvalidRequest: The file is no such trace.
+    """
     try:
         with file.open() as lines:
             records = [json.loads(line) for line in lines if line.strip()]

@@ -61,8 +61,7 @@ class Allocation:
             raise NoDurableNode("no storage node is alive")
         if durability is Durability.REPLICATED and len(nodes) < 2:
             raise NoDurableNode("two storage nodes are needed, one is alive")
-        if first > len(keys):
-            raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
+        keys.count_from(first)
         reader = Reader(chunk_bytes)
         if unchained:
             return await self._allocate_each(keys, first, durability, on_existing, live, reader)

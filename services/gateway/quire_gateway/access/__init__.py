@@ -1,1 +1,1 @@
-"""Access: who calls, what a caller may do, and the audit log."""
+"""Access control: identity of callers, permissions, and the audit log."""

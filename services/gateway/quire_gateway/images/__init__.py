@@ -1,1 +1,1 @@
-"""Images: rendering by the decoders, latent records, and the cache of what was just served."""
+"""Images: rendering by the decoders, latent records, and the cache of served images."""

@@ -49,10 +49,10 @@ class KnownVaes:
         if weights_sha256 in self.by_weights:
             return
         await self._view.refresh()  # a decoder may have come a moment ago
-        if not (known := self.by_weights):
+        if not (vaes := self.by_weights):
             raise NoDecoder("no decoder has said which VAEs it has", field="weights_sha256", retry_after_s=1.0)
-        if weights_sha256 not in known:
-            names = ", ".join(sorted(f"{vae.name} ({vae.weights_sha256[:12]}…)" for vae in known.values()))
+        if weights_sha256 not in vaes:
+            names = ", ".join(sorted(f"{vae.name} ({vae.weights_sha256[:12]}…)" for vae in vaes.values()))
             message = f"no decoder has the VAE {weights_sha256[:12]}…; they have {names}: GET /v1/vaes lists them"
             raise InvalidRequest(message, field="weights_sha256")
 

@@ -13,7 +13,6 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     QuireError,
     TargetInvalid,
     Unavailable,
@@ -168,9 +167,7 @@ class KvTransfers:
 
     async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
         """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
-        source_chunks = len(store.keys) - store.first
-        if source_chunks < 1:
-            raise InvalidRequest(f"{store.first}, but there are {len(store.keys)} keys", field="first_chunk")
+        source_chunks = store.keys.count_from(store.first)
         needed = store.namespace.layout.payload_bytes(source_chunks)
         if store.source.length < needed:
             raise TargetInvalid(f"{store.source.length} bytes, but the chunks have {needed}", field="source.length")

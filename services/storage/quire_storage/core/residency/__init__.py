@@ -1,4 +1,4 @@
-"""Where every chunk of a node is, and what may happen to it next: the only place that decides it.
+"""Placement of the chunks of a node in its tiers, and every transition between them; decided here alone.
 
 Pure: no clock, no I/O, no await. `Residency.handle` takes an event and returns instructions; `tiers.execution` carries
 them out, and reports each end as another event. So every order of events can be tried in tests.
@@ -12,21 +12,21 @@ wakes up as a RESIDENT one when an event names it.
 **A store.**
 
 1. `Reserved`: slots of the arena for a transfer. They are the transfer's until it ends, because a peer may write there.
-2. `StoreOffered`: bytes lie in the slots. The store waits while one of its keys is busy: stored by another request, or
-   asked about at the index. The answers of two registrations could arrive in another order than their entries.
+2. `StoreOffered`: the slots have the bytes. The store waits while one of its keys is busy: stored by another request,
+   or being evicted at the index. The answers of two registrations could arrive in another order than their entries.
 3. Copies enter as ARRIVING, and take over their slots. For a level above `memory` they are written to a drive, header
-   last, with the index generation that the store proposes: after a restart the header alone tells which deletions
-   concern the copy.
+   last, with the index generation that the store proposes: after a restart the header alone names the index
+   entry whose deletion concerns the copy.
 4. Written, they become RESIDENT and are registered. They are readable before the index answers, and provisional: if no
    registration succeeds, they leave.
 5. `Indexed`: the index lists them, each under a generation. A header that says otherwise is written again.
 6. `IndexingEnded`: the store completes with the keys that are listed. The caller looks once more whether they can be
-   read, because a drive may have failed meanwhile.
+   read, because a drive may have failed since.
 
 **An eviction.**
 
 1. The drives are above their high watermark, or a write finds no place. The oldest leaves of the prefix trees are
-   taken, and the index is asked (`AskToEvict`; `AskToWithdraw` if the object tier has them).
+   taken, and the index is requested to release them (`AskToEvict`; `AskToWithdraw` if the object tier has them).
 2. `Answered`: the index removes what no lease, retention or longer prefix needs. Those copies leave; the others stay,
    and are the youngest from now on.
 3. A leaving copy is unreadable at once, but keeps its places while it is pinned. Its header is removed first

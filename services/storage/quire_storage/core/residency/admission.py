@@ -24,16 +24,18 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
     keys = [chunk.key for chunk in event.chunks]
     if len(set(keys)) < len(keys):
         raise KeysInvalid("a key appears twice", field="chunk_keys")
-    known = {key: entry for key in keys if (entry := copies.find(key)) is not None}
-    other = [chunk for chunk in event.chunks if chunk.key in known and not known[chunk.key].chunk.same_content(chunk)]
-    if other and event.on_existing is OnExisting.VERIFY:
-        for entry in known.values():
+    stored = {key: entry for key in keys if (entry := copies.find(key)) is not None}
+    conflicts = [
+        chunk for chunk in event.chunks if chunk.key in stored and not stored[chunk.key].chunk.same_content(chunk)
+    ]
+    if conflicts and event.on_existing is OnExisting.VERIFY:
+        for entry in stored.values():
             copies.rest(entry)
-        raise ContentConflict(f"key {other[0].key.hex()} holds other bytes; they were kept", field="chunk_keys")
+        raise ContentConflict(f"key {conflicts[0].key.hex()} holds other bytes; they were kept", field="chunk_keys")
     stride = copies.ledger.slots.layer_stride(event.chunks[0].shape)
     entries = []
     for chunk, offset in zip(event.chunks, event.offsets, strict=True):
-        entry = known.get(chunk.key)
+        entry = stored.get(chunk.key)
         if entry is None:
             entry = copies.add(chunk, event.level, Phase.ARRIVING)
             entry.recorded = event.generation

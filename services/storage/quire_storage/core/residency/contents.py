@@ -1,4 +1,4 @@
-"""What can be read on a node, for those who ask without changing anything."""
+"""The readable chunks of a node: queries that change nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Contents:
         return {entry.key for entry in entries if entry.phase is Phase.RESIDENT and entry.generation}
 
     def off_drives(self) -> list[Chunk]:
-        """Return the readable chunks that lie on no drive, in the order of storing."""
+        """Return the readable chunks without a place on a drive, in the order of storing."""
         entries = self.copies.entries.values()
         return [entry.chunk for entry in entries if entry.disk is None and entry.phase is Phase.RESIDENT]
 
