@@ -4,7 +4,8 @@
 # (newer, shm and tcp) serves elsewhere, and is what clients have by `pip install quire[ucx]`. Both ends of a transfer need
 # the same minor version of UCX. torch is in the decoder only: the CPU build by default, or --build-arg DECODER=decoder-cuda.
 #
-# What is installed is in locks/ with its hashes (make locks), and nothing else is.
+# What is installed is in locks/ with its hashes (make locks), and nothing else is. locks/decoder.txt has the hash of torch's
+# CPU build for x86_64 and Python 3.11; make locks, where download.pytorch.org answers, adds those for other platforms.
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS wheel

@@ -22,6 +22,7 @@ VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
 ALERTS, CHART = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "helm" / "quire"
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
+"""Values of the chart that take any names."""
 CLOSER: dict[str, dict[str, object]] = {
     "certificates": {"enum": ["helm", "cert-manager", "secrets"]},
     "digests": {
@@ -31,7 +32,6 @@ CLOSER: dict[str, dict[str, object]] = {
     },
 }
 """Values whose schema says more than their type."""
-"""Values of the chart that take any names."""
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
     "QUIRE_LOCAL_PORTS",

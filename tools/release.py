@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -187,6 +188,8 @@ def release(tag: str, out: Path) -> None:
         stamp(tree, version)
         chart(tree, out, version, seconds)
         bill(tree, out, version)
+        for name in MANIFESTS:
+            shutil.copy(tree / "k8s" / "manifests" / f"{name}.yaml", out / f"{name}-{version}.yaml")
         build(tree, out, version, seconds)
     files = sorted(file for file in out.iterdir() if version in file.name)
     sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)

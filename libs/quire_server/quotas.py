@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 from quire.model.errors import MetadataUnavailable, QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire_server.redis.access import salt_of
-from quire_server.redis.reservations import Reservation
+from quire_server.redis.reservations import RESERVATION_MS, Reservation
 
 
 class StoredObjects(Protocol):
@@ -37,6 +37,7 @@ class SharedReservations(Protocol):
 
     async def add(self, tenant: str, reserved_bytes: int) -> Reservation: ...
     async def earlier_bytes(self, reservation: Reservation) -> int: ...
+    async def renew(self, reservation: Reservation) -> None: ...
     async def end(self, reservation: Reservation) -> None: ...
 
 
@@ -58,6 +59,7 @@ class Quotas:
         self._reservations = reservations
         self._secrets = secrets
         self._digests: dict[str, list[str]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def reserve(self, tenant: str, more_bytes: int) -> AsyncIterator[None]:
@@ -76,18 +78,21 @@ class Quotas:
         try:
             reservation = await asyncio.shield(adding)
         except asyncio.CancelledError:
-            await self._end(await adding)
+            self._spawn(self._abandon(adding))
             raise
+        renewing = asyncio.create_task(self._keep_renewed(reservation))
         try:
             await self._check_room(reservation, more_bytes, limit)
             yield
         finally:
-            await asyncio.shield(self._end(reservation))
+            renewing.cancel()
+            await asyncio.shield(self._spawn(self._end(reservation)))
 
     async def _check_room(self, reservation: Reservation, more_bytes: int, limit: int) -> None:
         """Raise `QuotaExceeded` if there is no room.
 
         A write that ends between the two readings counts twice, so both are read again until no write has ended.
+        Between its commit and its end, a round trip to Redis, a write counts twice all the same.
         """
         earlier_bytes = reservation.earlier_bytes
         while True:
@@ -102,11 +107,30 @@ class Quotas:
                 )
             earlier_bytes = writing_bytes
 
+    async def _keep_renewed(self, reservation: Reservation) -> None:
+        while True:
+            await asyncio.sleep(RESERVATION_MS / 3000)
+            try:
+                await self._reservations.renew(reservation)
+            except MetadataUnavailable as error:  # the next renewal restores it
+                logger().warning("could not renew a tenant's reservation", tenant=reservation.tenant, error=str(error))
+
+    async def _abandon(self, adding: asyncio.Future[Reservation]) -> None:
+        """End a reservation whose request has ended while it was being added."""
+        with contextlib.suppress(MetadataUnavailable):
+            await self._end(await adding)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
     async def _end(self, reservation: Reservation) -> None:
         try:
             await self._reservations.end(reservation)
         except MetadataUnavailable as error:  # it ends by itself
-            logger().warning("a tenant's reservation could not be ended", tenant=reservation.tenant, error=str(error))
+            logger().warning("could not end a tenant's reservation", tenant=reservation.tenant, error=str(error))
 
     async def kept(self, digests: Iterable[str]) -> dict[str, int]:
         """Bytes of S3 objects and image records of tenants, by the digests of their salts."""

@@ -12,6 +12,7 @@ from quire.model.policy import TenantPolicy
 from quire_server.quotas import Quotas
 from quire_server.redis import Images, Reservations, S3Buckets
 from quire_server.redis.access import salt_of
+from quire_server.redis.reservations import RESERVATION_MS
 
 SECRET = b"s" * 32
 
@@ -28,12 +29,22 @@ async def test_reservations_count_those_before_them(any_redis: redis.Redis) -> N
     assert await other.earlier_bytes(second) == 0
 
 
+async def test_a_renewed_reservation_counts_also_after_a_lost_redis(any_redis: redis.Redis) -> None:
+    reservations = Reservations(any_redis)
+    first = await reservations.add("alice", 100)
+    await any_redis.delete("quire:reserved:alice")
+    await reservations.renew(first)
+    assert (await reservations.add("alice", 5)).earlier_bytes == 100
+    await reservations.end(first)
+    assert (await reservations.add("alice", 5)).earlier_bytes == 5
+
+
 async def test_a_dead_process_keeps_no_room(any_redis: redis.Redis) -> None:
     reservations = Reservations(any_redis)
-    await any_redis.hset("quire:reserved:alice", mapping={"1": "1:500", "next": "1"})
+    await any_redis.hset("quire:reserved:alice", mapping={"old": "1:500:1", "next": "1"})
     assert (await reservations.add("alice", 10)).earlier_bytes == 0
-    assert await any_redis.hget("quire:reserved:alice", "1") is None
-    assert 0 < await any_redis.pttl("quire:reserved:alice") <= 3_600_000
+    assert await any_redis.hget("quire:reserved:alice", "old") is None
+    assert 0 < await any_redis.pttl("quire:reserved:alice") <= RESERVATION_MS
 
 
 async def test_processes_at_one_moment_fill_the_room_and_no_more(any_redis: redis.Redis) -> None:

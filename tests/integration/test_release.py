@@ -57,8 +57,9 @@ def test_the_same_tag_is_the_same_bytes(released: tuple[Path, Path]) -> None:
     assert names == [
         "SHA256SUMS",
         *(f"{name}-7.8.9-py3-none-any.whl" for name in ("pyucx", "quire")),
-        *("quire-7.8.9.cdx.json", "quire-7.8.9.tgz"),
+        *("quire-7.8.9.cdx.json", "quire-7.8.9.tgz", "quire-7.8.9.yaml"),
         *(f"{name}-7.8.9-py3-none-any.whl" for name in ("quire_bench", "quire_server", "quire_tools")),
+        "trial-7.8.9.yaml",
     ]
     assert (one / "SHA256SUMS").read_text() == (two / "SHA256SUMS").read_text()
 

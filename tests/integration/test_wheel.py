@@ -167,8 +167,9 @@ def test_help_is_there_without_what_a_command_needs(operator: Environment, words
     assert words != ["bench", "--help"] or "quire-bench" in result.stdout
 
 
-def test_without_its_distribution_bench_says_what_to_install(operator: Environment) -> None:
-    result = operator.run(_main("bench"))
+@pytest.mark.parametrize("words", [["bench"], ["bench", "delivery", "--help"]])
+def test_without_its_distribution_bench_says_what_to_install(operator: Environment, words: list[str]) -> None:
+    result = operator.run(_main(*words))
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     assert "pip install quire-bench" in result.stderr
 

@@ -310,7 +310,7 @@ MUTATIONS: dict[str, Mutation] = {
     "groups-mixed": Mutation(
         0,
         "the second group of a store is read where the first one lies",
-        (edit(IngestOrder, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
+        (edit(IngestOrder, "groups", "ChunkRange(part.node_id, at,", "ChunkRange(part.node_id, part.first,"),),
         found_by="wrong bytes were delivered",
     ),
     "condition-not-committed": Mutation(

@@ -107,7 +107,7 @@ def test_each_installation_has_a_secret_of_its_own() -> None:
 
 
 def test_the_default_is_mutual_tls_between_roles(tmp_path: Path) -> None:
-    """The generated certificates do what those of `quire certs` do; the defaults are the overlay mtls otherwise."""
+    """The generated certificates do what those of `quire certs` do."""
     objects = by_name(rendered({"tls": {"hosts": ["quire.example"]}}))
     secrets = {name: value["stringData"] for (kind, name), value in objects.items() if kind == "Secret"}
     secrets = {name: value for name, value in secrets.items() if "tls.crt" in value}
@@ -217,3 +217,8 @@ def test_every_value_is_read() -> None:
         assert f".Values.{group}" in templates, group
         for name in each if isinstance(each, dict) else ():
             assert re.search(rf"\.(Values\.{group}|values)\.{name}\b", templates), f"{group}.{name}"
+
+
+def test_two_kinds_of_redis_are_refused() -> None:
+    with helm.Chart.load(str(CHART)) as chart, pytest.raises(helm.HelmError, match="choose one"):
+        chart.render({"redis": {"trial": True, "cluster": True}}, name="quire", namespace="quire")

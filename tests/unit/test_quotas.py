@@ -10,6 +10,7 @@ import pytest
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
+from quire_server import quotas as quotas_module
 from quire_server.quotas import Quotas
 from quire_server.redis.access import salt_of
 from quire_server.redis.reservations import Reservation
@@ -36,7 +37,7 @@ class _Reserved:
     """The reservations of all processes."""
 
     def __init__(self) -> None:
-        self.number, self.sizes = 0, dict[int, int]()
+        self.number, self.renewed, self.sizes = 0, 0, dict[int, int]()
         self.at_add: asyncio.Event | None = None
 
     async def add(self, tenant: str, reserved_bytes: int) -> Reservation:
@@ -45,10 +46,13 @@ class _Reserved:
         self.number += 1
         earlier = sum(self.sizes.values())
         self.sizes[self.number] = reserved_bytes
-        return Reservation(tenant, self.number, earlier)
+        return Reservation(tenant, "", reserved_bytes, self.number, earlier)
 
     async def earlier_bytes(self, reservation: Reservation) -> int:
         return sum(size for number, size in self.sizes.items() if number < reservation.number)
+
+    async def renew(self, reservation: Reservation) -> None:
+        self.renewed += 1
 
     async def end(self, reservation: Reservation) -> None:
         del self.sizes[reservation.number]
@@ -144,7 +148,18 @@ async def test_a_request_that_ends_while_it_reserves_leaves_nothing() -> None:
     reserved.at_add.set()
     with pytest.raises(asyncio.CancelledError):
         await entering
-    assert reserved.number == 1 and reserved.sizes == {}
+    async with asyncio.timeout(10):
+        while reserved.number != 1 or reserved.sizes:
+            await asyncio.sleep(0)
+
+
+async def test_a_long_write_renews_its_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas_module, "RESERVATION_MS", 1)
+    reserved = _Reserved()
+    async with _quotas(reserved=reserved).reserve("alice", 100), asyncio.timeout(10):
+        while reserved.renewed < 3:
+            await asyncio.sleep(0.001)
+    assert reserved.sizes == {}
 
 
 async def test_what_is_kept_is_known_by_the_digest_of_a_salt() -> None:

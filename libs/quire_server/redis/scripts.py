@@ -41,6 +41,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "membership_renew": ("now_ms",),
     "membership_time": (),
     "reservations_add": ("now_ms",),
+    "reservations_renew": ("now_ms",),
     "retained_forget": (),
     "retained_reserve": (),
     "s3_abort": _S3,

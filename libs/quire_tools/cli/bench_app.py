@@ -38,10 +38,11 @@ def bench(
     if context.invoked_subcommand is None:
         overviews = list(entry_points(group="quire.bench-overview"))
         if not overviews:
-            raise ConfigInvalid("the benchmarks are not installed: pip install quire-bench")
+            raise ConfigInvalid(_NOT_INSTALLED)
         overviews[0].load()(rounds).show(json_file, plot)
 
 
+_NOT_INSTALLED: Final = "the benchmarks are not installed: pip install quire-bench"
 GROUPS: Final = {"bench": bench_app, "plan": plan_app}
 
 
@@ -51,6 +52,8 @@ def load_commands(group: str, words: Sequence[str] = ()) -> None:
     if named in {command.name for command in commands.registered_commands}:
         return
     entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
+    if named and not entries:
+        raise ConfigInvalid(_NOT_INSTALLED)
     for entry in [each for each in entries if each.name == named] or entries:
         try:
             command = entry.load()

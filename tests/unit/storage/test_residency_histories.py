@@ -19,6 +19,12 @@ def test_long_histories(first: int) -> None:
     assert next(filter(None, map(_fault, seeds)), "") == ""
 
 
+@pytest.mark.parametrize("seed", [566, 1372])
+def test_a_copy_whose_header_is_being_written_stays_somewhere(seed: int) -> None:
+    """Its drive was lost, and the object tier has it: it gave up its slot, and could be read from nowhere."""
+    assert _fault(seed) == ""
+
+
 def _fault(seed: int) -> str:
     """What a history shows to be wrong; empty for nothing."""
     try:

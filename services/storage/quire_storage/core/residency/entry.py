@@ -69,7 +69,8 @@ class Entry:
         """Whether something needs its slot in memory."""
         if self.pins or self.write or self.question or self.promotion:
             return True
-        return self.disk is None and (not self.in_object or self.awaited > 0 or self.registering > 0)
+        awaited = self.awaited > 0 or self.registering > 0 or self.rewrites > 0
+        return self.disk is None and (awaited or not self.in_object)
 
     def held_only_by(self, pins: int) -> bool:
         """Whether nothing but so many pins keeps a copy that leaves on its drive."""
