@@ -116,7 +116,7 @@ class World:
         return self._tickets
 
     def store(
-        self, chunks: list[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP
+        self, chunks: list[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP, compared: int = 0
     ) -> tuple[int, int]:
         """Reserve slots, lay the bytes, offer: transfer and store, unless there is no memory (store is 0)."""
         transfer = self.ticket()
@@ -138,6 +138,7 @@ class World:
                 level=level,
                 on_existing=on_existing,
                 generation=self._next_generation() if self.proposes() else 0,
+                compared=compared,
             )
         )
         return transfer, store

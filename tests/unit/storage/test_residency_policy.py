@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.model.durability import Durability
+from quire.model.durability import Durability, OnExisting
 from quire.model.errors import PoolFull
 from quire_storage.core.chunks import Copy
 from quire_storage.core.residency import Residency, ResidencySettings, contents, evictions, promotions, writes
@@ -306,6 +306,33 @@ def test_a_store_that_finds_no_space_says_how_much_it_wanted() -> None:
     error: Any = world.answers[store]
     assert isinstance(error, PoolFull) and "no space on the drives for 8192 bytes" in error.message
     world.acknowledge(transfer, store)
+
+
+def test_a_store_does_not_wait_for_space_that_it_holds_itself() -> None:
+    """A store pinned evicted copies to compare with, and waited for a store that waited for their space."""
+    world = World(drives=1, objects=False, arena_slabs=8, drive_slabs=1, settings=FULL)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    compared = world.ticket()
+    world.post(ev.Pinned(compared, [chunk_of(0).key], False, False))
+    asked = world.ticket()
+    world.post(ev.EvictionWanted(asked, [chunk_of(0).key]))
+    world.settle()
+    assert world.answers[asked] == 1
+    world.leased = {chunk_of(first).key for first in range(8, 64)}
+    first_transfer, first_store = world.store([chunk_of(32)], Durability.LOCAL)
+    world.settle()
+    assert first_store not in world.answers, "the pinned copy leaves soon"
+    second_transfer, second_store = world.store([chunk_of(32)], Durability.LOCAL, OnExisting.VERIFY, compared)
+    world.settle()
+    assert isinstance(world.answers[first_store], PoolFull)
+    assert isinstance(world.answers[second_store], PoolFull), "it was next, and there is no space for it either"
+    world.acknowledge(first_transfer, first_store)
+    world.acknowledge(second_transfer, second_store)
+    world.held.pop(compared)
+    world.post(ev.Unpinned(compared))
+    world.settle()
+    assert chunk_of(0).key not in world.residency and not under_way(world.residency)
 
 
 def test_a_copy_that_is_raised_is_not_given_up_for_keepers_that_have_less() -> None:

@@ -24,7 +24,7 @@ from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.ingest import pull
 from quire_storage.ports import Clock
-from quire_storage.tiers.tiers import Slots, Tiers
+from quire_storage.tiers.tiers import Pinned, Slots, Tiers
 
 _GROUPS_AT_ONCE: Final = 3
 
@@ -93,8 +93,8 @@ class Stores:
     async def _pull_and_keep(self, call: IngestOrder) -> NodeOutcome:
         if self._tiers.write_behind is not None and self._tiers.pool is not None:
             await self._tiers.write_behind.wait_for_room()
-        async with self._compared(call):
-            acknowledged = await self._keep_all(call)
+        async with self._compared(call) as compared:
+            acknowledged = await self._keep_all(call, compared)
         moved = call.layout.payload_bytes(len(call.records))
         self.ingested_bytes += moved
         self._counter.add(moved)
@@ -102,32 +102,32 @@ class Stores:
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
 
     @contextlib.asynccontextmanager
-    async def _compared(self, call: IngestOrder) -> AsyncIterator[None]:
+    async def _compared(self, call: IngestOrder) -> AsyncIterator[Pinned | None]:
         """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
-            yield
+            yield None
             return
         pinned = await self._tiers.pin(
             [record.key for record in call.records], used=False, records=lambda: call.records
         )
         try:
-            yield
+            yield pinned
         finally:
             self._tiers.unpin(pinned)
 
-    async def _keep_all(self, call: IngestOrder) -> set[bytes]:
+    async def _keep_all(self, call: IngestOrder, compared: Pinned | None) -> set[bytes]:
         """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
 
         A failure ends the rest; what was acknowledged before stays.
         """
         reading = asyncio.Lock()
         if not call.source_complete or call.durability is Durability.MEMORY:
-            return await self._keep(call, reading)
+            return await self._keep(call, reading, compared)
         room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
         async def keep(group: IngestOrder) -> set[bytes]:
             async with room:
-                return await self._keep(group, reading)
+                return await self._keep(group, reading, compared)
 
         groups = call.groups(max(1, self._config.group_bytes // call.layout.chunk_bytes))
         tasks = [asyncio.create_task(keep(group)) for group in groups]
@@ -138,7 +138,7 @@ class Stores:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self, call: IngestOrder, reading: asyncio.Lock) -> set[bytes]:
+    async def _keep(self, call: IngestOrder, reading: asyncio.Lock, compared: Pinned | None) -> set[bytes]:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
@@ -152,7 +152,8 @@ class Stores:
             if call.store_id in self._abandoned:
                 raise PeerLost("the store was abandoned: its buffer may hold something else by now")
             with tracer().start_as_current_span(names.STORAGE_COMMIT):
-                async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
+                storing = self._tiers.storing(slots, chunks, call.durability, call.on_existing, compared)
+                async with storing as stored:
                     safe = await self._secure(stored.indexed, call.durability)
                     return {key for key in stored.now() & safe if not self._is_quarantined(key)}
 

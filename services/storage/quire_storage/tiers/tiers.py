@@ -211,12 +211,18 @@ class Tiers:
 
     @contextlib.asynccontextmanager
     async def storing(
-        self, slots: Slots, chunks: Sequence[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP
+        self,
+        slots: Slots,
+        chunks: Sequence[Chunk],
+        level: Durability,
+        on_existing: OnExisting = OnExisting.SKIP,
+        compared: Pinned | None = None,
     ) -> AsyncIterator[Stored]:
         """Keep chunks whose bytes lie in `slots`, in order: readable, on a drive if the level asks for it, and indexed.
 
         Inside, all that was indexed is pinned. That other nodes or the object tier have it is the caller's matter.
-        Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing was kept. What is not indexed is not kept.
+        `compared`: copies to compare with, which the caller pins until this ends.
+        Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing is promised. What is not indexed is not kept.
         """
         ticket = self._executor.ticket()
         event = ev.StoreOffered(
@@ -227,6 +233,7 @@ class Tiers:
             level=level,
             on_existing=on_existing,
             generation=int.from_bytes(self._draw(8), "big") | 1,
+            compared=compared.ticket if compared is not None else 0,
         )
         try:
             indexed = cast(set[bytes], await self._executor.answer(ticket, event))

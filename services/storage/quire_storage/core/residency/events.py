@@ -50,10 +50,12 @@ class TransferUnsettled:
 class StoreOffered:
     """Bytes of `chunks` lie at `offsets`, slots of `transfer`. Completes with the keys that are indexed.
 
-    Fails with `ContentConflict`, `PoolFull` or `DriveFailed`: then nothing of it was kept. What is here already with
-    other bytes stays as it is; for `OnExisting.VERIFY` it is a conflict.
+    Fails with `ContentConflict`, `PoolFull` or `DriveFailed` before the copies are registered: then nothing of it was
+    kept. After a failure of the index, or of the last drive, copies that are registered stay, and promise nothing. What
+    is here already with other bytes stays as it is; for `OnExisting.VERIFY` it is a conflict.
 
     `generation`: proposed to the index for entries that are new, so that headers have it from the first; 0 for none.
+    `compared`: ticket under which the caller pins copies to compare with, until the store ends; 0 for none.
     """
 
     ticket: int
@@ -63,6 +65,7 @@ class StoreOffered:
     level: Durability
     on_existing: OnExisting
     generation: int = 0
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

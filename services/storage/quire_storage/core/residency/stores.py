@@ -47,6 +47,11 @@ class StoreGoals:
         self.offers: dict[int, ev.StoreOffered] = {}
         self.goals: dict[int, Goal] = {}
 
+    def waiting_holders(self) -> set[int]:
+        """Return the tickets under which stores that have not ended pin copies."""
+        compared = {store.compared for store in (*self.goals.values(), *self.offers.values())}
+        return self.goals.keys() | compared
+
     # ---- rules
 
     def advance_ready(self) -> None:
@@ -79,7 +84,8 @@ class StoreGoals:
             return
         fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
         self._pins.pin(event.ticket, entries)
-        goal = Goal(event.ticket, entries, Step.PUBLISH, event.level, fresh, generation=event.generation)
+        goal = Goal(event.ticket, entries, Step.PUBLISH, event.level, fresh)
+        goal.generation, goal.compared = event.generation, event.compared
         self.goals[event.ticket] = goal
         self._raise_level(goal)
 
