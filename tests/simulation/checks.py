@@ -59,6 +59,7 @@ class Checks:
             lost = (at for at, key in enumerate(prefix.keys) if key not in self._day.history.promises)
             await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
         await self._day.unchained.check(client)
+        self._day.history.sessions_end()
         await client.close()
 
     async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:

@@ -370,7 +370,7 @@ class Faults:
     async def _empty(self) -> None:
         self._day.tell("fault: Redis is emptied")
         self._day.cluster.metadata.empty()
-        self._day.history.index_lost()
+        self._day.history.index_lost(self._day.loop.time())
 
     async def _roll_back(self) -> None:
         """Fail over to a replica that misses the last seconds."""
@@ -385,7 +385,7 @@ class Faults:
         await asyncio.sleep(age_s)
         self._day.tell(f"fault: Redis {effect}")
         metadata.restore(backup)
-        self._day.history.index_lost()
+        self._day.history.index_lost(self._day.loop.time())
 
     async def _fail_objects(self) -> None:
         self._day.tell("fault: the object tier fails")

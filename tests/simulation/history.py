@@ -35,6 +35,7 @@ class History:
     leases: dict[object, tuple[frozenset[bytes], float, int | None]] = field(default_factory=dict)
     evicted: dict[bytes, float] = field(default_factory=dict)
     last_read: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    index_lost_s: float = -1.0
     store_began_s: dict[bytes, float] = field(default_factory=dict)
     log: deque[tuple[float, str, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=20_000))
     counts: dict[str, int] = field(default_factory=dict)
@@ -85,10 +86,11 @@ class History:
         if (promise := self.promises.get(key)) is not None and promise.level in levels:
             del self.promises[key]
 
-    def index_lost(self) -> None:
-        """The index has lost its leases and evictions."""
+    def index_lost(self, now_s: float) -> None:
+        """The index has lost its leases and evictions, and leases whose clients wait for the answer."""
         self.leases.clear()
         self.evicted.clear()
+        self.index_lost_s = now_s
 
     # ---- leases and evictions
 
@@ -104,11 +106,14 @@ class History:
             if self.store_began_s.get(key, -STORED_WITHIN_S) + STORED_WITHIN_S <= now_s:
                 self.evicted[key] = now_s
 
-    def leased(self, lease: object, keys: Sequence[bytes], until_s: float, disturbed: int | None = None) -> None:
+    def leased(
+        self, lease: object, keys: Sequence[bytes], asked_s: float, seconds: float, disturbed: int | None = None
+    ) -> None:
         """A lease was given on these chunks. `disturbed`: it is sure until another thing goes wrong, as its gateway may
         take its client for gone then.
         """
-        self.leases[lease] = (frozenset(keys), until_s, disturbed)
+        if asked_s > self.index_lost_s:
+            self.leases[lease] = (frozenset(keys), asked_s + seconds, disturbed)
 
     def sessions_end(self) -> None:
         """Sessions of clients end, and with them their leases. Retentions stay."""

@@ -278,7 +278,7 @@ class Day:
             self.history.unleased(("retention", key))
         count = await client.retain(prefix.namespace, prefix.keys, seconds)
         if count:
-            self.history.leased(("retention", keys[count - 1]), keys[:count], asked_s + seconds)
+            self.history.leased(("retention", keys[count - 1]), keys[:count], asked_s, seconds)
         return f"done, {count} retained"
 
     async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
@@ -371,12 +371,12 @@ class Day:
         urgency = Urgency(compute_window_us=window_us, first_layer_us=first_us, priority=rng.randint(-1, 1))
         if rng.random() < 0.5:
             return await self._retrieve(client, prefix, rng, order, urgency, cancel=cancel)
-        asked_s = self.loop.time()
+        asked_s, disturbed = self.loop.time(), self.disturbed
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
             return "done"
         count = found.matched_chunks
-        self.history.leased(found.lease, list(prefix.keys)[:count], asked_s + LEASE_MS / 1000, self.disturbed)
+        self.history.leased(found.lease, list(prefix.keys)[:count], asked_s, LEASE_MS / 1000, disturbed)
         async with self.buffer(client, prefix, count) as buffer:
             delivery = await client.fetch(found, buffer, order=order, urgency=urgency)
             try:
@@ -404,7 +404,7 @@ class Day:
         """In one exchange. One that is given up may not know yet which nodes are at it."""
         first, count = rng.randrange(len(prefix.keys)), len(prefix.keys)
         async with self.buffer(client, prefix, count - first) as buffer:
-            asked_s = self.loop.time()
+            asked_s, disturbed = self.loop.time(), self.disturbed
             retrieving = asyncio.ensure_future(
                 client.retrieve(
                     prefix.namespace,
@@ -424,7 +424,7 @@ class Day:
                     return "done"
             retrieval = await retrieving
             leased = list(prefix.keys)[: retrieval.found.matched_chunks]
-            self.history.leased(retrieval.found.lease, leased, asked_s + LEASE_MS / 1000, self.disturbed)
+            self.history.leased(retrieval.found.lease, leased, asked_s, LEASE_MS / 1000, disturbed)
             delivery = retrieval.delivery
             if delivery is None:
                 return "done"
