@@ -49,8 +49,8 @@ class StoreGoals:
 
     def waiting_holders(self) -> set[int]:
         """Return the tickets under which stores that have not ended pin copies."""
-        compared = {store.compared for store in (*self.goals.values(), *self.offers.values())}
-        return self.goals.keys() | compared
+        of_goals = {goal.compared for goal in self.goals.values()}
+        return self.goals.keys() | of_goals | {offer.compared for offer in self.offers.values()}
 
     # ---- rules
 
