@@ -335,6 +335,28 @@ def test_a_store_does_not_wait_for_space_that_it_holds_itself() -> None:
     assert chunk_of(0).key not in world.residency and not under_way(world.residency)
 
 
+def test_a_write_that_waits_for_space_ends_when_its_copies_leave() -> None:
+    """It kept their memory, and the background flush waited for it."""
+    world = World(drives=1, objects=False, arena_slabs=8, drive_slabs=1, settings=FULL)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    reader = world.pin([0])
+    asked = world.ticket()
+    world.post(ev.EvictionWanted(asked, [chunk_of(0).key]))
+    world.settle()
+    world.leased = {chunk_of(first).key for first in range(8, 32)}
+    stored(world, [chunk_of(32)], Durability.MEMORY)
+    (write,) = world.residency.writes.unplaced
+    assert write.background, "the space that the reader holds is waited for"
+    world.post(ev.EvictionWanted(world.ticket(), [chunk_of(32).key]))
+    world.settle()
+    assert not world.residency.writes.running and not world.residency.writes.unplaced
+    world.held.pop(reader)
+    world.post(ev.Unpinned(reader))
+    world.settle()
+    assert not under_way(world.residency)
+
+
 def test_a_copy_that_is_raised_is_not_given_up_for_keepers_that_have_less() -> None:
     """A hot copy was raised to `local` and acknowledged, and given up when it was cold."""
     world = World(drives=1, objects=True)

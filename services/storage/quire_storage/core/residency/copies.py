@@ -44,7 +44,7 @@ class Copies:
         replicated: Keys of resident copies that have to have a second copy on another node.
         arriving: While a scan runs, the keys of copies that arrived or moved.
         unblocked: A store that waits for a key may proceed.
-        space_freed: Space on the drives was freed.
+        retry_unplaced: Writes that wait for space may be placed now, or need less.
     """
 
     def __init__(self, arena: SlotAllocator, pool: PoolMap | None, *, objects: bool) -> None:
@@ -67,7 +67,7 @@ class Copies:
         self.off_drives = 0
         self.arriving: set[bytes] | None = None
         self.listed_count = self.listed_digest = 0
-        self.unblocked = self.space_freed = False
+        self.unblocked = self.retry_unplaced = False
         self.last_number = 1 << 40  # tickets of callers are below
         if pool is not None:
             for key, parent, size, level in pool.entries():
@@ -257,7 +257,7 @@ class Copies:
         if entry.disk is not None and self.pool is not None:
             self.count_leaving(entry, -1)
             self.pool.release([entry.disk])
-            self.space_freed = True
+            self.retry_unplaced = True
         del self.by_number[entry.number]
         self.leaving[entry.key] -= 1
         if not self.leaving[entry.key]:

@@ -78,6 +78,8 @@ class Departures:
         entry.phase = Phase.LEAVING
         copies.detach(entry)
         copies.leaving[entry.key] += 1
+        if entry.write:  # perhaps one that waits for space, which this copy does not need any more
+            copies.retry_unplaced = True
         if entry.question:  # the answer may end what lists the next copy of the key
             copies.withdrawing[entry.key] += 1
         copies.leave_orders(entry)
@@ -90,8 +92,8 @@ class Departures:
 
     def lost(self, event: ev.Lost) -> None:
         """End copies that failed verification in every tier."""
-        found = (self._copies.by_number.get(number) for number in event.numbers)
-        entries = [entry for entry in found if entry is not None and entry.phase is Phase.RESIDENT]
+        candidates = (self._copies.by_number.get(number) for number in event.numbers)
+        entries = [entry for entry in candidates if entry is not None and entry.phase is Phase.RESIDENT]
         self.withdraw(entries)
         for entry in entries:
             self.leave(entry)

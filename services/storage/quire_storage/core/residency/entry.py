@@ -89,7 +89,7 @@ class Entry:
 
     def as_copy(self) -> Copy:
         """As it is now; the same object for as long as it stays so."""
-        shown = self.shown
-        if shown is None or shown.memory is not self.memory or shown.disk is not self.disk:
-            shown = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)
-        return shown
+        copy = self.shown
+        if copy is None or copy.memory is not self.memory or copy.disk is not self.disk:
+            copy = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)
+        return copy

@@ -87,8 +87,8 @@ class CopyEvictions:
     def wanted(self, event: ev.EvictionWanted) -> None:
         """Ask for copies that a policy wants evicted."""
         copies = self._copies
-        found = (copies.find_resident(key) for key in event.keys)
-        entries = [entry for entry in found if entry is not None and not copies.is_busy(entry.key)]
+        candidates = (copies.find_resident(key) for key in event.keys)
+        entries = [entry for entry in candidates if entry is not None and not copies.is_busy(entry.key)]
         if event.keepers:  # a copy that was raised since is more than the keepers have
             raised = [entry for entry in entries if RANK[entry.level] > RANK[event.level]]
             entries = [entry for entry in entries if entry not in raised]
@@ -109,9 +109,9 @@ class CopyEvictions:
         self.asking.discard(event.question)
         evicted = []
         for entry in question.entries:
-            asked, entry.question = entry.question, 0
+            was_asked, entry.question = entry.question, 0
             if entry.phase is Phase.LEAVING:
-                self._departures.acknowledged([entry.key] if asked else [])
+                self._departures.acknowledged([entry.key] if was_asked else [])
                 copies.rest(entry)
             elif entry.key in event.out:
                 self._departures.leave(entry)
@@ -142,8 +142,8 @@ class CopyEvictions:
         if used > self._settings.pool_high_share * capacity:
             self._trimming = True
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
-        waiting = [entry for write in unplaced for entry in write.entries if entry.phase is not Phase.LEAVING]
-        waiting_bytes = sum(entry.chunk.shape.slot_bytes for entry in waiting)
+        unplaced_entries = [entry for write in unplaced for entry in write.entries if entry.phase is not Phase.LEAVING]
+        waiting_bytes = sum(entry.chunk.shape.slot_bytes for entry in unplaced_entries)
         needed = max(excess, 0 if soon_free else waiting_bytes)
         self._trimming = excess > 0
         if needed <= 0:
@@ -224,10 +224,10 @@ class CopyEvictions:
         held_bytes = sum(entry.chunk.shape.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
         return self._copies.leaving_bytes > held_bytes
 
-    def _victims(self, tier: LeafArc, kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
+    def _victims(self, tier: LeafArc, is_kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
         victims, size = list[Entry](), 0
         while size < needed and len(victims) < GROUP:
-            key = tier.evict(kept)
+            key = tier.evict(is_kept)
             if key is None:
                 break
             victims += self._woken([key])

@@ -77,8 +77,8 @@ def _check_memory(machine: Residency) -> None:
 
 
 def _check_levels(machine: Residency) -> None:
-    found = (machine.look(key) for key in list(machine.keys()))
-    levels = {about[0].chunk.key: about[0].level for about in found if about is not None}
+    listings = (machine.look(key) for key in list(machine.keys()))
+    levels = {about[0].chunk.key: about[0].level for about in listings if about is not None}
     replicated = {key for key, level in levels.items() if level is Durability.REPLICATED}
     raised = {key for key, level in levels.items() if level is Durability.OBJECT}
     assert replicated <= machine.replicated.keys() <= replicated | raised, "what is to have another copy is known"

@@ -25,20 +25,20 @@ class Ledger:
             self._owners.setdefault(self.slots.slab_of(offset), {})[offset] = owner
         return offsets
 
-    def move(self, offset: int, before: int, after: int) -> None:
+    def move(self, offset: int, old_owner: int, new_owner: int) -> None:
         """Slot `offset` passes from one owner to another."""
         slab = self._owners[self.slots.slab_of(offset)]
-        assert slab[offset] == before, "a slot is given by its owner"
-        slab[offset] = after
+        assert slab[offset] == old_owner, "a slot is given by its owner"
+        slab[offset] = new_owner
 
     def free(self, offsets: Iterable[int], owner: int) -> None:
-        mine = list(offsets)
-        for offset in mine:
+        freed = list(offsets)
+        for offset in freed:
             slab = self._owners[self.slots.slab_of(offset)]
             assert slab.pop(offset) == owner, "a slot is freed by its owner"
             if not slab:
                 del self._owners[self.slots.slab_of(offset)]
-        self.slots.free(mine)
+        self.slots.free(freed)
 
     def owners_in(self, slab: int) -> set[int]:
         """Owners of the slots of a slab."""
@@ -46,7 +46,7 @@ class Ledger:
 
     def check(self, owners: dict[int, int]) -> None:
         """`owners`: whose each slot is, by what the owners say. Raises `AssertionError` where the ledger differs."""
-        held = {offset: owner for slab in self._owners.values() for offset, owner in slab.items()}
-        claimed = {offset: owner for offset, owner in held.items() if owner != QUARANTINED}
+        owned = {offset: owner for slab in self._owners.values() for offset, owner in slab.items()}
+        claimed = {offset: owner for offset, owner in owned.items() if owner != QUARANTINED}
         assert claimed == owners, f"slots by the ledger {claimed}, by their owners {owners}"
-        assert self.slots.taken() == set(held), "a slot is taken if, and only if, it has an owner"
+        assert self.slots.taken() == set(owned), "a slot is taken if, and only if, it has an owner"

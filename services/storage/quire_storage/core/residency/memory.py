@@ -87,8 +87,8 @@ class SlotReservations:
 
     def _clear_slab(self, slab: int) -> bool:
         owners = self._copies.ledger.owners_in(slab)
-        found = (self._copies.by_number.get(owner) for owner in owners)
-        entries = [entry for entry in found if entry is not None]
+        candidates = (self._copies.by_number.get(owner) for owner in owners)
+        entries = [entry for entry in candidates if entry is not None]
         if len(entries) < len(owners):
             return False
         if any(entry.phase is not Phase.RESIDENT or self._copies.is_kept_in_memory(entry.key) for entry in entries):

@@ -50,7 +50,7 @@ class Pins:
 
     def pinned(self, event: ev.Pinned) -> None:
         """Pin the chunks of a reader; ask for those that only the object tier has."""
-        hits, missing = [], []
+        hits, absent = [], []
         for key in event.keys:
             entry = self._copies.entries.get(key)
             if entry is None or entry.phase is not Phase.RESIDENT:
@@ -58,18 +58,18 @@ class Pins:
             if entry is not None:
                 hits.append(entry)
             else:
-                missing.append(key)
+                absent.append(key)
         if event.used:
             in_memory = sum(1 for entry in hits if entry.memory is not None)
-            self.hits.update(memory=in_memory, disk=len(hits) - in_memory, object=len(missing))
-        if not (missing and event.fetch and self._copies.objects):
-            self._complete(event, hits, missing)
+            self.hits.update(memory=in_memory, disk=len(hits) - in_memory, object=len(absent))
+        if not (absent and event.fetch and self._copies.objects):
+            self._complete(event, hits, absent)
             return
         for entry in hits:
             entry.awaited += 1
-        self.awaiting[event.ticket] = AwaitingFetch(event, hits, set(missing))
-        requested = [key for key in missing if key not in self.fetching]
-        for key in missing:
+        self.awaiting[event.ticket] = AwaitingFetch(event, hits, set(absent))
+        requested = [key for key in absent if key not in self.fetching]
+        for key in absent:
             self.fetching.setdefault(key, []).append(event.ticket)
         if requested:
             self._copies.out.append(ev.Fetch(requested))
@@ -87,9 +87,9 @@ class Pins:
 
     def unpinned(self, ticket: int) -> None:
         """End all that a holder holds or waits for."""
-        waiting = self.awaiting.pop(ticket, None)
-        if waiting is not None:
-            for entry in waiting.entries:
+        awaiting = self.awaiting.pop(ticket, None)
+        if awaiting is not None:
+            for entry in awaiting.entries:
                 entry.awaited -= 1
                 self._copies.rest(entry)
         self.unpin(ticket)
@@ -127,39 +127,39 @@ class Pins:
     def check(self) -> None:
         """Assert that copies count their holders. For tests."""
         pins = Counter(entry.number for entries in self.holders.values() for entry in entries)
-        awaited = Counter(entry.number for waiting in self.awaiting.values() for entry in waiting.entries)
+        awaited = Counter(entry.number for awaiting in self.awaiting.values() for entry in awaiting.entries)
         for entry in self._copies.by_number.values():
             counted = (pins[entry.number], awaited[entry.number])
             assert (entry.pins, entry.awaited) == counted, f"{entry.key.hex()}: {counted} hold it or wait for it"
 
     def _arrived(self, key: bytes, entry: Entry | None) -> None:
         for ticket in self.fetching.pop(key, ()):
-            waiting = self.awaiting.get(ticket)
-            if waiting is None:
+            awaiting = self.awaiting.get(ticket)
+            if awaiting is None:
                 continue
-            waiting.pending.discard(key)
+            awaiting.pending.discard(key)
             if entry is not None:
                 entry.awaited += 1
-                waiting.entries.append(entry)
-            if not waiting.pending:
+                awaiting.entries.append(entry)
+            if not awaiting.pending:
                 del self.awaiting[ticket]
-                self._serve(waiting)
+                self._serve(awaiting)
         if entry is not None:
             self._copies.rest(entry)
 
-    def _serve(self, waiting: AwaitingFetch) -> None:
+    def _serve(self, awaiting: AwaitingFetch) -> None:
         """Pin what a holder has waited for."""
-        for entry in waiting.entries:
+        for entry in awaiting.entries:
             entry.awaited -= 1
-        alive = [entry for entry in waiting.entries if entry.memory is not None or entry.disk is not None]
-        by_key, keys = {entry.key: entry for entry in alive}, waiting.event.keys
+        alive = [entry for entry in awaiting.entries if entry.memory is not None or entry.disk is not None]
+        by_key, keys = {entry.key: entry for entry in alive}, awaiting.event.keys
         ordered = [by_key[key] for key in keys if key in by_key]
-        self._complete(waiting.event, ordered, [key for key in keys if key not in by_key])
-        for entry in waiting.entries:
+        self._complete(awaiting.event, ordered, [key for key in keys if key not in by_key])
+        for entry in awaiting.entries:
             self._copies.rest(entry)
 
-    def _complete(self, event: ev.Pinned, entries: Sequence[Entry], missing: Sequence[bytes]) -> None:
+    def _complete(self, event: ev.Pinned, entries: Sequence[Entry], absent: Sequence[bytes]) -> None:
         self.pin(event.ticket, entries)
         if event.used:
             self.used.add(event.ticket)
-        self._copies.out.append(ev.Complete(event.ticket, ([entry.as_copy() for entry in entries], missing)))
+        self._copies.out.append(ev.Complete(event.ticket, ([entry.as_copy() for entry in entries], absent)))

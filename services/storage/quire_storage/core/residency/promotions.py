@@ -99,14 +99,14 @@ class SlotPromotions:
     def check(self) -> None:
         """Assert that copies know their promotions. For tests."""
         for entry in self._copies.by_number.values():
-            known = not entry.promotion or entry.number in self.running[entry.promotion].places
-            assert known, "it has a slot there"
+            is_consistent = not entry.promotion or entry.number in self.running[entry.promotion].places
+            assert is_consistent, "it has a slot there"
 
     def _should_stay(self, entry: Entry) -> bool:
         """Return whether a copy that is read from a drive should stay in memory: read again, or there is space."""
-        again = entry.key in self.recent or self._copies.in_memory.went_lately(entry.key)
+        is_repeated = entry.key in self.recent or self._copies.in_memory.went_lately(entry.key)
         self.recent[entry.key] = None
         while len(self.recent) > _RECENT_MAX:
             self.recent.popitem(last=False)
         slots = self._copies.ledger.slots
-        return again or slots.used_bytes + entry.chunk.shape.slot_bytes < _CROWDED * slots.capacity_bytes
+        return is_repeated or slots.used_bytes + entry.chunk.shape.slot_bytes < _CROWDED * slots.capacity_bytes

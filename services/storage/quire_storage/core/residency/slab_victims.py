@@ -23,44 +23,44 @@ class SlabVictims:
         self._pool = pool
         self._beside: list[bytes] = []
 
-    def victims(self, shape: Shape, kept: Kept, most: int) -> list[bytes]:
+    def victims(self, shape: Shape, is_kept: Kept, limit: int) -> list[bytes]:
         """Keys, children first, taken out of the order: the coldest one if it has the shape, else some of its slab.
 
         None where no such slab has anything that can go.
         """
         skipped: list[bytes] = []
-        found: list[bytes] = []
-        while not found and len(skipped) < _SLABS_TRIED and self._pool is not None:
+        victims: list[bytes] = []
+        while not victims and len(skipped) < _SLABS_TRIED and self._pool is not None:
             if not self._beside:
-                key = self._order.victim(kept)
+                key = self._order.victim(is_kept)
                 placed = self._pool.get(key) if key is not None else None
                 if key is None or placed is None:
                     break
                 if placed.header.chunk.shape == shape:
                     self._order.evicted(key)
-                    found = [key]
+                    victims = [key]
                     break
                 self._beside = self._pool.keys_beside(placed)
                 self._order.set_aside(key)
                 skipped.append(key)
-            found = self._leaves(self._beside, kept, most)
-            if not found:
+            victims = self._leaves(self._beside, is_kept, limit)
+            if not victims:
                 self._beside = []
         for key in reversed(skipped):
             self._order.release(key)
-        return found
+        return victims
 
     def refused(self) -> None:
         """The index keeps some of what was chosen: try another slab."""
         self._beside = []
 
-    def _leaves(self, keys: Sequence[bytes], kept: Kept, most: int) -> list[bytes]:
-        found: list[bytes] = []
-        before = -1
-        while len(found) > before and len(found) < most:
-            before = len(found)
+    def _leaves(self, keys: Sequence[bytes], is_kept: Kept, limit: int) -> list[bytes]:
+        leaves: list[bytes] = []
+        previous = -1
+        while len(leaves) > previous and len(leaves) < limit:
+            previous = len(leaves)
             for key in keys:
-                if key in self._order and self._order.is_leaf(key) and not kept(key):
+                if key in self._order and self._order.is_leaf(key) and not is_kept(key):
                     self._order.evicted(key)
-                    found.append(key)
-        return found
+                    leaves.append(key)
+        return leaves

@@ -111,15 +111,15 @@ class StoreGoals:
         """
         if goal.pending or goal.registering or self.goals.get(goal.ticket) is not goal:
             return
-        wanted = self._unwritten(goal)
+        unwritten = self._unwritten(goal)
         pool = self._copies.pool
-        if wanted and pool is not None and not pool.working:
-            goal.error, wanted = DriveFailed("no drive is left", pool.failed_drives()), []
+        if unwritten and pool is not None and not pool.working:
+            goal.error, unwritten = DriveFailed("no drive is left", pool.failed_drives()), []
         if goal.error is not None and goal.step is not Step.ACKNOWLEDGE:
             self._fail(goal, goal.error)
             return
-        if wanted:
-            self._writes.start_or_join(wanted, goal)
+        if unwritten:
+            self._writes.start_or_join(unwritten, goal)
         if not goal.pending:
             self._take(goal)
 
@@ -178,8 +178,8 @@ class StoreGoals:
 
     def registration_wanted(self, event: ev.RegistrationWanted) -> None:
         """Register copies that the index was seen not to list."""
-        found = (self._copies.find(key) for key in event.keys)
-        entries = [entry for entry in found if entry is not None and not self._copies.is_busy(entry.key)]
+        candidates = (self._copies.find(key) for key in event.keys)
+        entries = [entry for entry in candidates if entry is not None and not self._copies.is_busy(entry.key)]
         for entry in entries:
             self._copies.set_generation(entry, 0)
         self._pins.pin(event.ticket, entries)
@@ -282,8 +282,10 @@ class StoreGoals:
 
     def level_raised(self, event: ev.LevelRaised) -> None:
         """Bring copies to a higher level of durability."""
-        found = (self._copies.find_resident(key) for key in event.keys)
-        entries = [entry for entry in found if entry is not None and not entry.question]  # those may be about to leave
+        candidates = (self._copies.find_resident(key) for key in event.keys)
+        entries = [
+            entry for entry in candidates if entry is not None and not entry.question
+        ]  # those may be about to leave
         self._pins.pin(event.ticket, entries)
         goal = self.goals[event.ticket] = Goal(event.ticket, entries, Step.CONFIRM_LEVEL, event.level)
         self._raise_level(goal)

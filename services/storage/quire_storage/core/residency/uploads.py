@@ -17,8 +17,8 @@ class Uploads:
 
     def start(self, entry: Entry) -> None:
         """Ask for the upload of a copy, if it is listed and the object tier lacks it."""
-        wanted = entry.phase is Phase.RESIDENT and entry.generation != 0 and not entry.in_object
-        if self._copies.objects and wanted:
+        is_wanted = entry.phase is Phase.RESIDENT and entry.generation != 0 and not entry.in_object
+        if self._copies.objects and is_wanted:
             self._copies.out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes, entry.written))
 
     def uploaded(self, event: ev.Uploaded) -> None:

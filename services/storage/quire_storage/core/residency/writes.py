@@ -192,8 +192,8 @@ class Writes:
 
         Goals of a level above `local` wait, because after a restart the header alone says which it is.
         """
-        both = zip(write.entries, write.headers, strict=True)
-        outdated = [entry for entry, header in both if not entry.agrees_with(header)]
+        pairs = zip(write.entries, write.headers, strict=True)
+        outdated = [entry for entry, header in pairs if not entry.agrees_with(header)]
         stale = [entry for entry in outdated if entry.disk is not None and entry.phase is not Phase.LEAVING]
         if stale:
             self.write_headers(stale, [goal for goal in write.goals if RANK[goal.level] > RANK[Durability.LOCAL]])
@@ -251,11 +251,11 @@ class Writes:
     # ---- rules
 
     def place_unplaced(self) -> None:
-        """Rule: after space was freed, try the writes that wait for it."""
-        if self._copies.space_freed:
-            self._copies.space_freed = False
-            waiting, self.unplaced = self.unplaced, []
-            for write in waiting:
+        """Rule: after space was freed, or copies of such writes have left, try the writes that wait for space."""
+        if self._copies.retry_unplaced:
+            self._copies.retry_unplaced = False
+            unplaced, self.unplaced = self.unplaced, []
+            for write in unplaced:
                 self._place(write)
 
     def flush(self) -> None:
