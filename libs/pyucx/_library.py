@@ -95,14 +95,14 @@ def candidates() -> list[tuple[str, Path]]:
     if forced := os.environ.get("PYUCX_LIBUCP"):
         return [("PYUCX_LIBUCP", Path(forced))]
     system, wheel = system_library(), wheel_library()
-    found = []
+    paths = []
     if system and has_rdma(system):
-        found.append(("system, with RDMA", system))
+        paths.append(("system, with RDMA", system))
     if wheel:
-        found.append(("libucx-cu12 wheel", wheel))
+        paths.append(("libucx-cu12 wheel", wheel))
     if system:
-        found.append(("system", system))
-    return found
+        paths.append(("system", system))
+    return paths
 
 
 def load() -> Library:

@@ -78,14 +78,14 @@ async def _peer(transport: str, size: int) -> None:
     async def read() -> str:
         return await loop.run_in_executor(None, sys.stdin.readline)
 
-    asked: asyncio.Queue[bytes] = asyncio.Queue()
+    requests: asyncio.Queue[bytes] = asyncio.Queue()
     context = Context(TLS=transport)
     async with Worker(context) as worker:
-        worker.on_message(_GO, asked.put_nowait)
+        worker.on_message(_GO, requests.put_nowait)
         link = await _connect(context, worker, size * _LAYERS, lambda line: print(line, flush=True), read)
         while link.endpoint.error is None:
             with worker.expecting():
-                (layers,) = struct.unpack("<I", await asked.get())
+                (layers,) = struct.unpack("<I", await requests.get())
             stream = link.endpoint.stream(link.memory, link.remote, _LAYER)
             for layer in range(layers):
                 await stream.send(layer * size, size, layer * size)

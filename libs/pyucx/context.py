@@ -20,10 +20,10 @@ _KEY_MAGIC: Final = b"PUK1"
 _DEFAULT_CONFIG: Final = {"RNDV_THRESH": "inf"}
 
 
-def check(status: int, what: str) -> None:
+def check(status: int, call: str) -> None:
     """Raise `OperationFailed` for a negative `ucs_status_t`."""
     if status < 0:
-        raise OperationFailed(what, status, status_text(status))
+        raise OperationFailed(call, status, status_text(status))
 
 
 class Context:

@@ -83,10 +83,10 @@ class Endpoint:
         self._transfers = 0
         self.reached = False
         """Whether UCX has ever got through to the peer. A connection that fails before says nothing of the peer."""
-        kept = ffi.from_buffer(address)
+        packed = ffi.from_buffer(address)
         params = ffi.new("ucp_ep_params_t *")
         params.field_mask = 1 | 2 | 4
-        params.address = ffi.cast("ucp_address_t *", kept)
+        params.address = ffi.cast("ucp_address_t *", packed)
         params.err_mode = _cdef.ERROR_MODE_PEER
         params.err_handler.cb = worker.error_callback
         handle = ffi.new("ucp_ep_h *")
@@ -334,9 +334,9 @@ class Endpoint:
         self._transfers += 1
         self._worker.post(call, ended, keep=keep)
 
-    def future(self, what: str) -> Outcome:
-        """What a posted operation ends with, to await. `what`: for its error."""
-        return Outcome(self, what)
+    def future(self, operation: str) -> Outcome:
+        """What a posted operation ends with, to await. `operation`: its name, for the error."""
+        return Outcome(self, operation)
 
     def _greeted(self, status: int) -> None:
         self.reached |= status >= 0
@@ -361,9 +361,9 @@ class Endpoint:
 class Outcome:
     """A completion that can be awaited."""
 
-    def __init__(self, endpoint: Endpoint, what: str) -> None:
+    def __init__(self, endpoint: Endpoint, operation: str) -> None:
         self._endpoint = endpoint
-        self._what = what
+        self._what = operation
         self._future: asyncio.Future[int] = endpoint.worker.loop.create_future()
 
     def settle(self, status: int) -> None:

@@ -48,9 +48,9 @@ class OperationFailed(UcxError):
     `status` is the `ucs_status_t` (negative).
     """
 
-    def __init__(self, what: str, status: int, reason: str) -> None:
-        super().__init__(f"{what}: {reason} ({status})")
-        self.what = what
+    def __init__(self, operation: str, status: int, reason: str) -> None:
+        super().__init__(f"{operation}: {reason} ({status})")
+        self.what = operation
         self.status = status
         self.reason = reason
 

@@ -24,17 +24,19 @@ async def gathers_correctly(transports: str = "tcp,cma,rc,dc,ud") -> bool:
     try:
         with Context(TLS=transports) as context:
             async with Worker(context) as worker:
-                here, there = context.register(source), context.register(target)
+                local, target_region = context.register(source), context.register(target)
                 try:
                     endpoint = worker.connect(worker.address())
-                    remote = endpoint.remote_memory(there.address, there.length, there.remote_key)
-                    await endpoint.put_gathered(here, order * _SLICE_BYTES, _SLICE_BYTES, remote, 0, timeout_s=5)
+                    remote = endpoint.remote_memory(
+                        target_region.address, target_region.length, target_region.remote_key
+                    )
+                    await endpoint.put_gathered(local, order * _SLICE_BYTES, _SLICE_BYTES, remote, 0, timeout_s=5)
                     await endpoint.flush(timeout_s=5)
                     remote.close()
                     await endpoint.close(timeout_s=5)
                 finally:
-                    here.close()
-                    there.close()
+                    local.close()
+                    target_region.close()
     except UcxError:
         return False
     return bool(np.array_equal(target, source[order]))

@@ -181,11 +181,11 @@ class Stream:
             self._status = self._endpoint.error.status
 
     def _advance(self) -> None:
-        waiting = self._unannounced
+        unannounced = self._unannounced
         if self._status < 0:
-            waiting.clear()
-        while waiting and waiting[0].flushed and waiting[0].puts_left == 0:
-            complete = waiting.popleft()
+            unannounced.clear()
+        while unannounced and unannounced[0].flushed and unannounced[0].puts_left == 0:
+            complete = unannounced.popleft()
             if complete.message:
                 self._endpoint.send(self._message_id, complete.message)
             if complete.then is not None:

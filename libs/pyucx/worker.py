@@ -191,17 +191,17 @@ class Worker:
         handle = self._handle
         if handle is None:
             return
-        now = time.monotonic_ns
-        end, events = now() + _TICK_BUDGET_NS, 0
+        clock_ns = time.monotonic_ns
+        end, events = clock_ns() + _TICK_BUDGET_NS, 0
         while _progress(handle):
             events += 1
-            if now() >= end:
+            if clock_ns() >= end:
                 break
         busy = bool(events)
         if busy:
-            self._last_event_ns = now()
+            self._last_event_ns = clock_ns()
         elif self._completions or self._expecting:
-            busy = now() - self._last_event_ns < _SPIN_NS
+            busy = clock_ns() - self._last_event_ns < _SPIN_NS
         if busy or _ucp.ucp_worker_arm(handle) == _cdef.STATUS_BUSY:
             self.loop.call_soon(self._tick)
         else:
@@ -221,9 +221,9 @@ class Worker:
 
         @ffi.callback("void(void *, ucp_ep_h, ucs_status_t)")  # type: ignore[untyped-decorator, unused-ignore]
         def failed(_: Any, endpoint: Any, status: int) -> None:
-            found = endpoints.get(int(ffi.cast(as_int, endpoint)))
-            if found is not None:
-                _guarded(found.fail, status)
+            reference = endpoints.get(int(ffi.cast(as_int, endpoint)))
+            if reference is not None:
+                _guarded(reference.fail, status)
 
         @ffi.callback(  # type: ignore[untyped-decorator, unused-ignore]
             "ucs_status_t(void *, const void *, size_t, void *, size_t, const ucp_am_recv_param_t *)"

@@ -51,21 +51,21 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         raise InvalidRequest(f"{days} days", field="days")
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = _authority(folder)
-    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
     def pair(name: str, names: Sequence[str], usage: Sequence[x509.ObjectIdentifier]) -> Pair:
-        made = Pair(folder / name / "tls.crt", folder / name / "tls.key")
-        made.cert.parent.mkdir(exist_ok=True)
+        pair = Pair(folder / name / "tls.crt", folder / name / "tls.key")
+        pair.cert.parent.mkdir(exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         cert = _issued(f"quire {name}", key, names, usage, ca_key, ca, days)
         _write(folder / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM), 0o644)
         # The key first: who reads between the two has a pair that does not match, and tries again later.
-        _write(made.key, _pem(key), 0o600)
-        _write(made.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
-        return made
+        _write(pair.key, _pem(key), 0o600)
+        _write(pair.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+        return pair
 
-    members = {name: pair(name, [MEMBER_NAME, name_of(name)], both) for name in (*SERVICES, OPERATOR)}
-    return Certificates(folder / "ca.pem", members, pair("public", ["localhost", "127.0.0.1", *hosts], both[:1]))
+    members = {name: pair(name, [MEMBER_NAME, name_of(name)], usages) for name in (*SERVICES, OPERATOR)}
+    return Certificates(folder / "ca.pem", members, pair("public", ["localhost", "127.0.0.1", *hosts], usages[:1]))
 
 
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -100,7 +100,7 @@ def _issued(
     builder = (
         _builder(subject, ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_general(each) for each in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general(address) for address in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         .add_extension(_usage(authority=False), critical=True)
         .add_extension(issuer, critical=False)
@@ -111,15 +111,15 @@ def _issued(
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    today = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _EARLIER)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(today - _EARLIER)
+        .not_valid_after(today + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 

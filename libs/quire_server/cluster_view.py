@@ -82,7 +82,7 @@ class RefreshedView:
     async def start(self) -> None:
         """Look once, if Redis answers, and keep looking."""
         await self._try()
-        self._tasks = [asyncio.create_task(each, context=background()) for each in (self._keep_fresh(), self._listen())]
+        self._tasks = [asyncio.create_task(work, context=background()) for work in (self._keep_fresh(), self._listen())]
 
     async def close(self) -> None:
         await tasks.end(self._tasks)
@@ -99,9 +99,9 @@ class RefreshedView:
 
     async def refresh(self) -> None:
         """Look now; those that ask at once share an answer to a question that was put after they had asked."""
-        mine = self._looks + 1
+        number = self._looks + 1
         async with self._looking:
-            if self._looks < mine:
+            if self._looks < number:
                 self._looks += 1
                 await self._look()
 

@@ -139,20 +139,18 @@ class MemberConfig(ServiceConfig):
     @property
     def secrets(self) -> tuple[bytes, ...]:
         """The one to sign with, and those to believe."""
-        return tuple(each.encode() for each in (self.cluster_secret, self.cluster_secret_also) if each)
+        return tuple(secret.encode() for secret in (self.cluster_secret, self.cluster_secret_also) if secret)
 
 
 def files_together(paths: Mapping[str, str]) -> list[str]:
     """All of them or none, and those that are named must be readable."""
     if not any(paths.values()):
         return []
-    missing = [
-        f"{name}: must be set, as {', '.join(paths)} belong together" for name, path in paths.items() if not path
-    ]
+    absent = [f"{name}: must be set, as {', '.join(paths)} belong together" for name, path in paths.items() if not path]
     unreadable = [
         f"{name}={path!r}: cannot be read" for name, path in paths.items() if path and not os.access(path, os.R_OK)
     ]
-    return missing + unreadable
+    return absent + unreadable
 
 
 def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
@@ -245,8 +243,8 @@ def unknown_variables(source: Mapping[str, str]) -> list[str]:
     problems = []
     for name in sorted(source):
         if name.startswith("QUIRE_") and name.removesuffix(_FILE) not in KNOWN and not _FOREIGN.match(name):
-            near = difflib.get_close_matches(name, KNOWN, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            similar = difflib.get_close_matches(name, KNOWN, n=1)
+            meant = f"; did you mean {similar[0]}?" if similar else ""
             problems.append(f"{name}={_shown(name, source[name])}: no such variable{meant}")
     return problems
 

@@ -220,8 +220,8 @@ class Served:
         """
         self.on_failure = on_failure
         self._strangers = strangers
-        methods = [method.full_name for each in services for method in _POOL.FindServiceByName(each).methods]
-        kinds = [{"rpc.method": _path(each), "outcome": outcome} for each in methods for outcome in _OUTCOMES]
+        methods = [method.full_name for service in services for method in _POOL.FindServiceByName(service).methods]
+        kinds = [{"rpc.method": _path(path), "outcome": outcome} for path in methods for outcome in _OUTCOMES]
         self._requests = counter(names.RPC_REQUESTS, "1", "requests by what came of them", kinds)
         self._duration = meter().create_histogram(
             names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS

@@ -87,10 +87,10 @@ class Heartbeat:
     async def _run(self) -> None:
         failing = False
         while True:
-            known = self._roster.version if self._roster is not None else ""
+            version = self._roster.version if self._roster is not None else ""
             node = self._describe()
-            shown = proof(node.node_id, node.incarnation, self._secret)
-            request = pb.HeartbeatRequest(node=node_to(node), members_version=known, proof=shown)
+            proof_ = proof(node.node_id, node.incarnation, self._secret)
+            request = pb.HeartbeatRequest(node=node_to(node), members_version=version, proof=proof_)
             asked_s = self._clock.monotonic_s()
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)

@@ -196,13 +196,13 @@ class Lookups:
             await self._unpin(readable.keys, pin)
             raise
         nodes = addresses_of(readable.ranges, readable.live)
-        found = Found(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
+        answer = Found(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
         if pin is None or not matched:
-            return found
-        lease = self._lease(pin, readable.keys, found, question.scope)
+            return answer
+        lease = self._lease(pin, readable.keys, answer, question.scope)
         self._events["given"] += 1
         self._note(lease)
-        return replace(found, lease=lease, token=self._signer.sign(lease))
+        return replace(answer, lease=lease, token=self._signer.sign(lease))
 
     async def _lookup_each(self, question: Question) -> Found:
         """Of keys that are no prefix."""
@@ -221,15 +221,15 @@ class Lookups:
                 else:
                     async with self._turns.turn(question.namespace.tenant):
                         holders += await self._index.holders(part)
-        there, ranges = readable_each(holders, live, keys, reader)
-        if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the view was taken
+        present, ranges = readable_each(holders, live, keys, reader)
+        if len(present) < sum(map(bool, holders)):  # a holder is dead, or has joined since the view was taken
             await self._view.refresh()
             live = self._view.storage_nodes()
-            there, ranges = readable_each(holders, live, keys, reader)
-        self._count(question.namespace, len(there), len(keys))
+            present, ranges = readable_each(holders, live, keys, reader)
+        self._count(question.namespace, len(present), len(keys))
         index_us = (time.perf_counter_ns() - started) // 1000
         tenant = self._view.tenant(question.namespace)
-        return Found(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(there))
+        return Found(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(present))
 
     async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""
@@ -285,9 +285,9 @@ class Lookups:
         """Give a lease back, expired or not; whether it was held."""
         lease = self._signer.open(token)
         self._leased.pop(lease.lease_id, None)
-        held = await self._index.unpin(lease.tip_bucket, lease.tip, lease.lease_id)
-        self._events["given back" if held else "was over"] += 1
-        return held
+        released = await self._index.unpin(lease.tip_bucket, lease.tip, lease.lease_id)
+        self._events["given back" if released else "was over"] += 1
+        return released
 
     def _advise(
         self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
@@ -312,14 +312,14 @@ class Lookups:
         about = node.about if node is not None else None
         return self._view.link_rates.get(about.link, 0) if isinstance(about, StorageInfo) else 0
 
-    def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
+    def _count(self, namespace: Namespace, matched: int, requested: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""
         tag = namespace.tag[:4].hex()
         if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
             tag = "others"
         self._namespaces.add(tag)
         self._asked[tag, "hit"] += matched
-        self._asked[tag, "miss"] += asked - matched
+        self._asked[tag, "miss"] += requested - matched
 
 
 def _covered(ranges: Sequence[ChunkRange]) -> int:

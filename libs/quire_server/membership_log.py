@@ -84,10 +84,10 @@ class MembershipLog:
     def look(self, nodes: Mapping[str, Node]) -> None:
         """These are alive now, by name."""
         changed = [node for name, node in nodes.items() if not _same(self._nodes.get(name), node)]
-        left = list(self._nodes.keys() - nodes.keys())
-        if changed or left:
+        departed = list(self._nodes.keys() - nodes.keys())
+        if changed or departed:
             self._number += 1
-            for name in left:
+            for name in departed:
                 self._leave(name)
             for node in changed:
                 self._note(node)
@@ -113,28 +113,28 @@ class MembershipLog:
     def changes(self, version: str) -> MembershipChanges:
         """What one that knows that version does not know yet."""
         name, _, number = version.partition("/")
-        now = f"{self._name}/{self._number}"
-        if version == now:
-            return MembershipChanges(now)
+        current_version = f"{self._name}/{self._number}"
+        if version == current_version:
+            return MembershipChanges(current_version)
         since = int(number) if name == self._name else -1
         if since < self._forgotten:
-            return MembershipChanges(now, tuple(self._nodes.values()), all=True)
+            return MembershipChanges(current_version, tuple(self._nodes.values()), all=True)
         return MembershipChanges(
-            now, tuple(self._after(since)), tuple(each for each, at in self._gone.items() if at > since)
+            current_version, tuple(self._after(since)), tuple(name for name, at in self._gone.items() if at > since)
         )
 
     def _after(self, since: int) -> Iterable[Node]:
         return (self._nodes[name] for name, at in self._since.items() if at > since)
 
 
-def _same(one: Node | None, other: Node) -> bool:
+def _same(previous: Node | None, current: Node) -> bool:
     """For those who copy chunks to it: how much it has is not told each time that it changes."""
-    if one is None or not isinstance(one.about, StorageInfo) or not isinstance(other.about, StorageInfo):
-        return one is other
-    return one is other or (
-        one.incarnation == other.incarnation
-        and one.grpc_address == other.grpc_address
-        and one.location == other.location
-        and one.about.worker_address == other.about.worker_address
-        and one.about.capacity_bytes == other.about.capacity_bytes
+    if previous is None or not isinstance(previous.about, StorageInfo) or not isinstance(current.about, StorageInfo):
+        return previous is current
+    return previous is current or (
+        previous.incarnation == current.incarnation
+        and previous.grpc_address == current.grpc_address
+        and previous.location == current.location
+        and previous.about.worker_address == current.about.worker_address
+        and previous.about.capacity_bytes == current.about.capacity_bytes
     )

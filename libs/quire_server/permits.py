@@ -44,16 +44,16 @@ class PermitChecker:
         return tenant, (expires_ms - self._clock.now_ms()) / 1000
 
     def _check(self, request: Any, *, again: bool) -> tuple[str, int]:
-        shown, now_ms = bytes(request.permit), self._clock.now_ms()
+        permit, now_ms = bytes(request.permit), self._clock.now_ms()
         request.permit = b""
-        tenant, expires_ms = self._signer.verify(shown, _said(request), now_ms)
+        tenant, expires_ms = self._signer.verify(permit, _said(request), now_ms)
         if again:
             return tenant, expires_ms
-        if shown in self._used:
+        if permit in self._used:
             raise TransferRunning("this transfer was begun before", field="permit")
         while self._used and next(iter(self._used.values())) <= now_ms:
             self._used.popitem(last=False)
-        self._used[shown] = expires_ms
+        self._used[permit] = expires_ms
         return tenant, expires_ms
 
 

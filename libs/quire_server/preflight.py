@@ -25,7 +25,7 @@ def preflight(config: Any, prefix: str) -> list[str]:
         if field.name.endswith("listen") and value:
             problems += _taken(name, value)
         elif field.metadata.get("folders"):
-            folders = [each.strip() for each in str(value).split(",") if each.strip()]
+            folders = [folder.strip() for folder in str(value).split(",") if folder.strip()]
             problems += [problem for folder in folders for problem in _unwritable(name, folder)]
         elif field.name == "redis_url" and value:
             problems += _no_redis(name, value)
@@ -36,7 +36,7 @@ def preflight(config: Any, prefix: str) -> list[str]:
 
 def _not_pinned(name: str, arena_bytes: int, ucx_tls: str) -> list[str]:
     """RDMA, where it is named, pins what it registers: all of the arena. `CAP_IPC_LOCK` lifts the limit."""
-    if ucx_tls.startswith("^") or not any(each.strip().startswith(_RDMA) for each in ucx_tls.split(",")):
+    if ucx_tls.startswith("^") or not any(transport.strip().startswith(_RDMA) for transport in ucx_tls.split(",")):
         return []
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= arena_bytes or _may_lock():
@@ -56,10 +56,10 @@ def _may_lock() -> bool:
 def _taken(name: str, address: str) -> list[str]:
     host, port = host_and_port(address)
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(found[0], socket.SOCK_STREAM) as tried:
+        resolved = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(resolved[0], socket.SOCK_STREAM) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(found[4])
+            tried.bind(resolved[4])
     except OSError as error:
         return [f"{name}={address!r}: cannot listen there: {error.strerror or error}"]
     return []

@@ -134,14 +134,14 @@ class Quotas:
 
     async def kept(self, digests: Iterable[str]) -> dict[str, int]:
         """Bytes of S3 objects and image records of tenants, by the digests of their salts."""
-        wanted = dict.fromkeys(digests, 0)
-        if wanted:
+        totals = dict.fromkeys(digests, 0)
+        if totals:
             places = await self._objects.everywhere()
             for name in {tenant for tenant, _ in places}.union(await self._images.tenants()) - {""}:
                 for digest in self._digests_of(name):
-                    if digest in wanted:
-                        wanted[digest] += await self._kept(name)
-        return wanted
+                    if digest in totals:
+                        totals[digest] += await self._kept(name)
+        return totals
 
     async def _kept(self, tenant: str) -> int:
         return await self._objects.stored_bytes(tenant) + await self._images.stored_bytes(tenant)

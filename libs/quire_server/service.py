@@ -52,8 +52,8 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
     A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line. `--check` looks at
     the configuration alone, `--help` tells of it.
     """
-    asked = _arguments(name, kind, prefix)
-    if asked.check:
+    arguments = _arguments(name, kind, prefix)
+    if arguments.check:
         config, problems = read(kind, prefix)
         problems += preflight(config, prefix)
         print("\n".join(problems) or "the configuration can be used")
@@ -68,7 +68,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
             sys.exit(2)
         keep_spans(name, config.trace_recent)
         publish_build(name)
-        publish_expiry([Path(each) for each in config.certificates])
+        publish_expiry([Path(certificate) for certificate in config.certificates])
         about = {"version": __version__, "protocol": PROTOCOL_VERSION, "kernel": platform.release()}
         logger().info("starts", role=name, listen=str(getattr(config, "listen", "")), **about)
         uvloop.run(_serve(serve, config))

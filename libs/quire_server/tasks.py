@@ -33,9 +33,9 @@ def say_where(event: str) -> None:
     Those of gRPC itself have no places.
     """
     places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
-    found = Counter(" < ".join(reversed(each)) for each in places if each)
-    told = [f"{count} × {place}" if count > 1 else place for place, count in found.most_common(_TOLD_MAX)]
-    logger().warning(event, waiting=told, tasks=found.total())
+    counts = Counter(" < ".join(reversed(frames)) for frames in places if frames)
+    lines = [f"{count} × {place}" if count > 1 else place for place, count in counts.most_common(_TOLD_MAX)]
+    logger().warning(event, waiting=lines, tasks=counts.total())
 
 
 def _places(coroutine: Any) -> list[str]:

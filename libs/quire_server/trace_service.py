@@ -25,11 +25,11 @@ class TraceServicer(TraceServiceServicer):
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: Any) -> AsyncIterator[pb.ListSpansResponse]:
         metadata = context.invocation_metadata() or ()
-        shown = bearer(next((str(value) for key, value in metadata if key == AUTHORIZATION), "")).encode()
-        if not any(hmac.compare_digest(shown, token) for token in self._tokens):
+        presented = bearer(next((str(value) for key, value in metadata if key == AUTHORIZATION), "")).encode()
+        if not any(hmac.compare_digest(presented, token) for token in self._tokens):
             raise Unauthenticated("spans are told to gateways, which know the cluster's secret", field=AUTHORIZATION)
         spans = recent_spans.kept()
         for first in range(0, len(spans), _PAGE):
-            if told := recent_spans.told(spans[first : first + _PAGE], request.trace_id):
-                yield pb.ListSpansResponse(spans=told)
+            if response := recent_spans.told(spans[first : first + _PAGE], request.trace_id):
+                yield pb.ListSpansResponse(spans=response)
             await asyncio.sleep(0)  # the service's other requests have their turn

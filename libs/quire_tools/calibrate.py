@@ -56,11 +56,11 @@ async def _run(
         for chunks in track(sizes, "payloads", transient=True):
             cached = chunks * layout.chunk_tokens
             window_s = float(profile.window_s(cached * (1 - hit) / hit, cached))
-            whole, layered = [], []
+            chunkwise, layered = [], []
             for _ in range(rounds):
-                whole.append((await paths.deliver(chunks, window_s, DeliveryOrder.CHUNKWISE)).ttft_s)
+                chunkwise.append((await paths.deliver(chunks, window_s, DeliveryOrder.CHUNKWISE)).ttft_s)
                 layered.append((await paths.deliver(chunks, window_s, DeliveryOrder.LAYERWISE)).ttft_s)
-            times[chunks] = (median(whole), median(layered))
+            times[chunks] = (median(chunkwise), median(layered))
         await paths.evict()
         await paths.close()
     report, theta = _report(layout, times)
@@ -73,20 +73,20 @@ def _report(layout: KvLayout, times: dict[int, tuple[float, float]]) -> tuple[Re
     report = Report("calibrate", {"name": "the better mode for each payload", "unit": "TTFT, ms"}, tall=True)
     losses = {}
     for threshold in (*times, 2 * max(times)):
-        chosen = [whole if chunks < threshold else layered for chunks, (whole, layered) in times.items()]
-        losses[threshold] = sum(mine / min(both) - 1 for mine, both in zip(chosen, times.values(), strict=True)) / len(
-            times
-        )
+        chosen = [chunkwise if chunks < threshold else layered for chunks, (chunkwise, layered) in times.items()]
+        losses[threshold] = sum(
+            chosen_s / min(pair) - 1 for chosen_s, pair in zip(chosen, times.values(), strict=True)
+        ) / len(times)
     best = min(losses, key=lambda threshold: losses[threshold])
-    for chunks, (whole, layered) in times.items():
+    for chunks, (chunkwise, layered) in times.items():
         measured = {
-            "chunkwise, ms": whole * 1e3,
+            "chunkwise, ms": chunkwise * 1e3,
             "layerwise, ms": layered * 1e3,
-            "layerwise is faster, %": (whole / layered - 1) * 100,
+            "layerwise is faster, %": (chunkwise / layered - 1) * 100,
             "mean loss with Θ here, %": losses[chunks] * 100,
         }
-        faster = min(whole, layered)
-        chosen_s = whole if chunks < best else layered
+        faster = min(chunkwise, layered)
+        chosen_s = chunkwise if chunks < best else layered
         params = {"mode": "by Θ", "W, MiB": layout.payload_bytes(chunks) / 2**20}
         report.rows.append(Row(params, measured, faster * 1e3, faster / chosen_s))
     # From the first payload on means: always layerwise.
@@ -101,12 +101,12 @@ def draw(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure, (left_axes, right) = pyplot.subplots(1, 2, figsize=(10, 4))
     sizes = [row.params["W, MiB"] for row in report.rows]
     for mode in ("chunkwise", "layerwise"):
-        left.plot(sizes, [row.measured[f"{mode}, ms"] for row in report.rows], "o-", label=mode)
-    left.set(xscale="log", yscale="log", xlabel="payload W, MiB", ylabel="TTFT, ms", title="both modes")
-    left.legend()
+        left_axes.plot(sizes, [row.measured[f"{mode}, ms"] for row in report.rows], "o-", label=mode)
+    left_axes.set(xscale="log", yscale="log", xlabel="payload W, MiB", ylabel="TTFT, ms", title="both modes")
+    left_axes.legend()
     right.plot(sizes, [row.measured["mean loss with Θ here, %"] for row in report.rows], "o-")
     right.set(xscale="log", xlabel="threshold Θ, MiB", ylabel="mean loss of TTFT, %", title="what a wrong Θ costs")
     figure.tight_layout()

@@ -26,7 +26,7 @@ class _Logs(LogsServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         for resource in request.resource_logs:
-            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            names = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
             for scope in resource.scope_logs:
                 bodies = [record.body.string_value for record in scope.log_records]
                 self.records += [(names.get("service.name", ""), body) for body in bodies]
@@ -56,7 +56,7 @@ class OtlpSink(TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         for resource in request.resource_spans:
-            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            names = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
             service = names.get("service.name", "")
             for scope in resource.scope_spans:
                 self.spans[service] += len(scope.spans)

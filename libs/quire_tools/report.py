@@ -115,9 +115,9 @@ def _without_nan(value: Any) -> Any:
         case float() if math.isnan(value):
             return None
         case dict():
-            return {name: _without_nan(each) for name, each in value.items()}
+            return {name: _without_nan(item) for name, item in value.items()}
         case list():
-            return [_without_nan(each) for each in value]
+            return [_without_nan(item) for item in value]
     return value
 
 

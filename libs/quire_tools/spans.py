@@ -48,10 +48,10 @@ class Trace:
     def children(self, parent_id: str | None) -> list[Span]:
         """By start. Of None: the roots, and those whose parent is not here."""
         if parent_id is None:
-            found = [span for span in self.spans.values() if span.parent_id not in self.spans]
+            roots = [span for span in self.spans.values() if span.parent_id not in self.spans]
         else:
-            found = [span for span in self.spans.values() if span.parent_id == parent_id]
-        return sorted(found, key=lambda span: span.start_ns)
+            roots = [span for span in self.spans.values() if span.parent_id == parent_id]
+        return sorted(roots, key=lambda span: span.start_ns)
 
     def walk(self) -> Iterator[tuple[int, Span]]:
         """Depth and span, parents before children."""

@@ -78,8 +78,8 @@ class QuirePaths:
 
     async def is_stored(self) -> bool:
         """Whether all of it can be read."""
-        found = await self._client.lookup(self.namespace, self._keys, lease_ttl_ms=0)
-        return found.matched_chunks == len(self._keys)
+        match = await self._client.lookup(self.namespace, self._keys, lease_ttl_ms=0)
+        return match.matched_chunks == len(self._keys)
 
     async def evict(self) -> None:
         """Out of the cluster again."""
@@ -88,8 +88,8 @@ class QuirePaths:
 
     async def forget_leases(self) -> None:
         """So that the next look-ups see what has changed for the tenant."""
-        for found in self._found.values():
-            await self._client.release(found)
+        for match in self._found.values():
+            await self._client.release(match)
         self._found.clear()
 
     async def deliver(self, chunks: int, window_s: float, order: DeliveryOrder) -> Timing:
@@ -98,9 +98,9 @@ class QuirePaths:
         if self._buffer is None:
             self._buffer = self._client.allocate(layout.payload_bytes(len(self._keys)))
         started = time.monotonic()
-        found = await self._lookup(self._keys.run(0, chunks))
+        match = await self._lookup(self._keys.run(0, chunks))
         urgency = Urgency(compute_window_us=max(1, round(window_s * 1e6)) if window_s else 0)
-        delivery = await self._client.fetch(found, self._buffer, order=order, urgency=urgency)
+        delivery = await self._client.fetch(match, self._buffer, order=order, urgency=urgency)
 
         async def arrival(layer: int) -> float:
             await delivery.layer(layer)
@@ -117,10 +117,10 @@ class QuirePaths:
             self._buffer.close()
 
     async def _lookup(self, keys: ChunkKeys) -> Lookup:
-        found = await self._client.lookup(self.namespace, keys, lease_ttl_ms=_LEASE_MS)
-        assert found.matched_chunks == len(keys), "the cluster lost chunks"
+        match = await self._client.lookup(self.namespace, keys, lease_ttl_ms=_LEASE_MS)
+        assert match.matched_chunks == len(keys), "the cluster lost chunks"
         old = self._found.pop(len(keys), None)
         if old is not None:
             await self._client.release(old)
-        self._found[len(keys)] = found
-        return found
+        self._found[len(keys)] = match
+        return match

@@ -443,7 +443,7 @@ MUTATIONS: dict[str, Mutation] = {
     "parts-not-compared": Mutation(
         0,
         "an S3 upload is completed although a part was sent again meanwhile",
-        (edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
+        (edit(MemoryBuckets, "complete", "any(uploaded.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
         seed=10,
     ),

@@ -59,8 +59,8 @@ class AdminClient:
         None: as it is. Returns what holds from now on.
         """
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
-        made = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
-        return policy_from(made.policy)
+        policy = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
+        return policy_from(policy.policy)
 
     async def set_tenant(
         self,
@@ -82,8 +82,8 @@ class AdminClient:
             cap_bytes_per_s=cap_bytes_per_s,
             stored_bytes_max=stored_bytes_max,
         )
-        made = await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
-        return TenantPolicy("", made.weight, made.cap_bytes_per_s, made.stored_bytes_max)
+        response = await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+        return TenantPolicy("", response.weight, response.cap_bytes_per_s, response.stored_bytes_max)
 
     async def policies(self) -> PolicyList:
         """What was set for namespaces and tenants, and what limited tenants keep."""

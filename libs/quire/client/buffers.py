@@ -42,26 +42,25 @@ class Loan:
     def stop(self) -> int:
         return int(self.offsets[-1]) + (self.num_layers - 1) * self.stride + self.slice_bytes
 
-    def meets(self, other: Loan) -> bool:
+    def meets(self, loan: Loan) -> bool:
         """Whether a slice of one overlaps a slice of the other. Of two with different strides only extents are seen."""
-        if self.stop <= other.start or other.stop <= self.start:
+        if self.stop <= loan.start or loan.stop <= self.start:
             return False
-        flat = self.num_layers == other.num_layers == 1
-        if not flat and (self.stride != other.stride or self.stride == 0):
+        flat = self.num_layers == loan.num_layers == 1
+        if not flat and (self.stride != loan.stride or self.stride == 0):
             return True
         # Slices of one stride repeat alike in every layer: they meet in a layer or not at all, if layers do not.
         if not flat and (
-            max(self.offsets[-1] + self.slice_bytes, other.offsets[-1] + other.slice_bytes)
-            - min(self.start, other.start)
+            max(self.offsets[-1] + self.slice_bytes, loan.offsets[-1] + loan.slice_bytes) - min(self.start, loan.start)
             > self.stride
         ):
             return True
-        at = np.searchsorted(other.offsets, self.offsets)
-        after = other.offsets[np.minimum(at, len(other.offsets) - 1)]
-        before = other.offsets[np.maximum(at - 1, 0)]
+        at = np.searchsorted(loan.offsets, self.offsets)
+        next_offset = loan.offsets[np.minimum(at, len(loan.offsets) - 1)]
+        previous_offset = loan.offsets[np.maximum(at - 1, 0)]
         return bool(
-            np.any((after >= self.offsets) & (after < self.offsets + self.slice_bytes))
-            or np.any((before <= self.offsets) & (before + other.slice_bytes > self.offsets))
+            np.any((next_offset >= self.offsets) & (next_offset < self.offsets + self.slice_bytes))
+            or np.any((previous_offset <= self.offsets) & (previous_offset + loan.slice_bytes > self.offsets))
         )
 
 
@@ -92,11 +91,11 @@ class Buffer:
         """`length` bytes of it from `offset` on, as a buffer of the same registration. Raises `TargetInvalid`."""
         if offset < 0 or length <= 0 or offset + length > self._length:
             raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {self._length} bytes", field="buffer")
-        made = object.__new__(Buffer)
-        made._transport, made._memory, made._region = self._transport, self._memory, self._region
-        made._loans, made._offset, made._length = self._loans, self._offset + offset, length
-        made.view = self.view[offset : offset + length] if self.view is not None else None
-        return made
+        buffer = object.__new__(Buffer)
+        buffer._transport, buffer._memory, buffer._region = self._transport, self._memory, self._region
+        buffer._loans, buffer._offset, buffer._length = self._loans, self._offset + offset, length
+        buffer.view = self.view[offset : offset + length] if self.view is not None else None
+        return buffer
 
     @property
     def region(self) -> Region:
@@ -147,8 +146,8 @@ class Buffer:
 
     def _lend(self, to: str, offsets: npt.NDArray[np.int64], slice_bytes: int, stride: int, num_layers: int) -> Loan:
         loan = Loan(to, offsets + self._offset, slice_bytes, stride, num_layers, self._loans)
-        for other in self._loans:
-            if loan.meets(other):
-                raise TargetInvalid(f"still in use by {other.to}", field="buffer")
+        for running in self._loans:
+            if loan.meets(running):
+                raise TargetInvalid(f"still in use by {running.to}", field="buffer")
         self._loans.add(loan)
         return loan

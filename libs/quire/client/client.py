@@ -111,8 +111,10 @@ class QuireClient:
         running = list(self._transfers.values())
         for transfer in running:
             transfer.abandon()
-        ends = await asyncio.gather(*(each.quiesced(_CLOSE_TIMEOUT_S) for each in running), return_exceptions=True)
-        _abandoned.extend(each.buffer for each, end in zip(running, ends, strict=True) if end is not None)
+        ends = await asyncio.gather(
+            *(transfer.quiesced(_CLOSE_TIMEOUT_S) for transfer in running), return_exceptions=True
+        )
+        _abandoned.extend(transfer.buffer for transfer, end in zip(running, ends, strict=True) if end is not None)
         _abandoned.extend(self.quarantine.buffers)
         if self._session is not None:
             await self._session.close()
@@ -188,7 +190,7 @@ class QuireClient:
 
     async def fetch(
         self,
-        found: Lookup,
+        lookup: Lookup,
         buffer: Buffer,
         *,
         first_chunk: int = 0,
@@ -210,15 +212,15 @@ class QuireClient:
         not match, `PeerLost` where no storage node is reached.
         """
         urgency = urgency or Urgency()
-        if not urgency.is_known and found.advice is not None:
-            urgency = replace(urgency, compute_window_us=found.advice.window_us)
+        if not urgency.is_known and lookup.advice is not None:
+            urgency = replace(urgency, compute_window_us=lookup.advice.window_us)
         descriptor = descriptor_of(
-            found.namespace,
-            found.keys,
+            lookup.namespace,
+            lookup.keys,
             buffer,
             order=order,
             first_chunk=first_chunk,
-            chunk_count=found.take_chunks - first_chunk if chunk_count is None else chunk_count,
+            chunk_count=lookup.take_chunks - first_chunk if chunk_count is None else chunk_count,
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
         )
@@ -226,7 +228,7 @@ class QuireClient:
         await self.reach()
         transfer_id = os.urandom(16)
         request = pb.FetchRequest(
-            lease=found.lease,
+            lease=lookup.lease,
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=urgency.compute_window_us,
@@ -238,7 +240,7 @@ class QuireClient:
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         try:
-            delivery.place(clip(found.ranges, first_chunk, descriptor.stop_chunk), found.addresses)
+            delivery.place(clip(lookup.ranges, first_chunk, descriptor.stop_chunk), lookup.addresses)
         except QuireError:
             # Nothing was asked for yet, so no node will write.
             del self._transfers[transfer_id]
@@ -302,12 +304,12 @@ class QuireClient:
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
-        found = asyncio.get_running_loop().create_future()
+        lookup = asyncio.get_running_loop().create_future()
         read = partial(lookup_of, namespace, keys)
         stop = Stop()
         answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s, stop=stop)
-        delivery.start(retrieved(answers, delivery, first_chunk, read, found), stop)
-        return await first_of(found, delivery, first_chunk)
+        delivery.start(retrieved(answers, delivery, first_chunk, read, lookup), stop)
+        return await first_of(lookup, delivery, first_chunk)
 
     def _begin(self, transfer_id: bytes, descriptor: Descriptor, buffer: Buffer, loan: Loan) -> Delivery:
         delivery = self._transfers[transfer_id] = Delivery(
@@ -404,11 +406,11 @@ class QuireClient:
         if self._token:
             await self._own_address.prove()
 
-    async def release(self, found: Lookup) -> bool:
+    async def release(self, lookup: Lookup) -> bool:
         """Give the lease back; whether it was still valid. Raises `LeaseForged`, `Unavailable`, `DeadlineExceeded`."""
-        if not found.lease:
+        if not lookup.lease:
             return False
-        response = await call(self._stub.Release, pb.ReleaseRequest(lease=found.lease), timeout_s=self._timeout_s)
+        response = await call(self._stub.Release, pb.ReleaseRequest(lease=lookup.lease), timeout_s=self._timeout_s)
         return bool(response.released)
 
     async def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:

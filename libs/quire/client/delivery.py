@@ -194,8 +194,8 @@ class Delivery:
         match message:
             case LayerReady(node_index=node, layer=layer) if layer == ALL_LAYERS:
                 self._layerwise = False
-                for each in range(self.num_layers):
-                    self._stripe(each, node)
+                for number in range(self.num_layers):
+                    self._stripe(number, node)
             case LayerReady(node_index=node, layer=layer) if layer < self.num_layers:
                 self._stripe(layer, node)
             case Quiesced(node_index=index):
@@ -302,11 +302,11 @@ class Delivery:
 
 def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
     """For how long layers were waited for. Waits that overlap count once."""
-    waited, until = 0, 0
-    for wanted, arrived in zip(wanted_ns, arrived_ns, strict=True):
-        if wanted and arrived:
-            waited += max(0, arrived - max(wanted, until))
-            until = max(until, arrived)
+    waited, until_ns = 0, 0
+    for wanted_at_ns, arrived in zip(wanted_ns, arrived_ns, strict=True):
+        if wanted_at_ns and arrived:
+            waited += max(0, arrived - max(wanted_at_ns, until_ns))
+            until_ns = max(until_ns, arrived)
     return waited
 
 

@@ -114,30 +114,30 @@ class ImageClient:
     async def vaes(self) -> list[KnownVae]:
         """What the cluster's decoders decode with, by name."""
         members = await self._client.status()
-        found = {
+        vaes = {
             vae.weights_sha256: vae
             for node in members
             if isinstance(node.about, DecoderInfo)
             for vae in node.about.vaes
         }
-        return sorted(found.values(), key=lambda vae: (vae.name, vae.weights_sha256))
+        return sorted(vaes.values(), key=lambda vae: (vae.name, vae.weights_sha256))
 
     async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
         """An image, decoded and encoded as asked. A decoder that does not answer is passed over once.
 
         Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, `CorruptData`, …
         """
-        wanted = rendering or Rendering()
+        requested = rendering or Rendering()
         entry = self._seen.get(image_id) or await self.head(image_id)
         try:
-            return await self._get(entry, wanted, if_none_match)
+            return await self._get(entry, requested, if_none_match)
         except (Unavailable, DeadlineExceeded):
-            return await self._get(entry, wanted, if_none_match)
+            return await self._get(entry, requested, if_none_match)
         except (ChunkMissing, TargetInvalid):
-            now = await self.head(image_id)
-            if now == entry:
+            current = await self.head(image_id)
+            if current == entry:
                 raise
-            return await self._get(now, wanted, if_none_match)  # it was replaced meanwhile
+            return await self._get(current, requested, if_none_match)  # it was replaced meanwhile
 
     async def etag(self, image_id: str, rendering: Rendering | None = None) -> tuple[ImageEntry, str]:
         """What is known of an image, and the ETag that it would have; nothing is decoded."""
@@ -147,17 +147,17 @@ class ImageClient:
         answer = await self._once(self._client.gateway.GetImage, request)
         return convert_images.image_from(answer.entry), answer.etag
 
-    async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
+    async def _get(self, entry: ImageEntry, requested: Rendering, if_none_match: str) -> Image:
         """One try, with memory of its own."""
         image_id = entry.image_id
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
-            self._lent(wanted.bytes_max(entry)) as buffer,
+            self._lent(requested.bytes_max(entry)) as buffer,
         ):
             request = pb.GetImageRequest(
                 image_id=image_id,
-                rendering=convert_images.rendering_to(wanted),
+                rendering=convert_images.rendering_to(requested),
                 target=convert.target_to(buffer.target()),
                 if_none_match=if_none_match,
             )
@@ -173,10 +173,10 @@ class ImageClient:
         try:
             return await self.get_record_of(entry)
         except (ChunkMissing, TargetInvalid):
-            now = await self.head(image_id)
-            if now == entry:
+            current = await self.head(image_id)
+            if current == entry:
                 raise
-            return await self.get_record_of(now)  # it was replaced meanwhile
+            return await self.get_record_of(current)  # it was replaced meanwhile
 
     async def get_record_of(self, entry: ImageEntry) -> bytes:
         """Read the record of this entry.

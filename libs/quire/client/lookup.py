@@ -68,18 +68,18 @@ class Lookup:
 
 def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse) -> Lookup:
     """The gateway's answer to a look-up of `keys`."""
-    there: Sequence[int] = range(response.matched_chunks)
+    present: Sequence[int] = range(response.matched_chunks)
     if response.found:
-        there = [at for at, found in enumerate(response.found) if found]
+        present = [at for at, is_present in enumerate(response.found) if is_present]
     return Lookup(
         namespace,
-        keys.pick(there) if response.found else keys.run(0, response.matched_chunks),
+        keys.pick(present) if response.found else keys.run(0, response.matched_chunks),
         response.lease,
         convert.ranges_from(response.ranges),
         {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
         response.index_us,
         _advice(response.advice) if response.HasField("advice") else None,
-        there,
+        present,
     )
 
 

@@ -54,7 +54,7 @@ class Quiescence:
     ) -> None:
         self._transfer_s = transfer_s
         self._addresses = addresses
-        self.nodes = list(dict.fromkeys(each.node_id for each in ranges))
+        self.nodes = list(dict.fromkeys(run.node_id for run in ranges))
         self._transport = transport
         self._loan = loan
         self._on_quiet = on_quiet
@@ -65,17 +65,17 @@ class Quiescence:
 
     def connect(self) -> list[Peer]:
         """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached; the others are watched."""
-        peers, lost = [], None
+        peers, failure = [], None
         for index, node_id in enumerate(self.nodes):
             try:
                 peer = self._transport.connect(self._addresses[node_id])
             except PeerLost as error:
-                lost = error
+                failure = error
                 continue
             self._watches.append(peer.on_failure(partial(self._lost, index, peer)))
             peers.append(peer)
-        if lost is not None:
-            raise lost
+        if failure is not None:
+            raise failure
         return peers
 
     def _lost(self, index: int, peer: Peer, _: PeerLost) -> None:

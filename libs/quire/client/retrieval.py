@@ -32,7 +32,7 @@ async def retrieved(
     delivery: Delivery,
     first_chunk: int,
     read: Callable[[pb.LookupResponse], Lookup],
-    found: asyncio.Future[Lookup],
+    lookup: asyncio.Future[Lookup],
 ) -> AsyncGenerator[pb.FetchResponse | pb.SessionStopped, None]:
     """The gateway's answers as those to a fetch. The first one says which nodes deliver; `found` is then known."""
     async with contextlib.aclosing(answers):
@@ -43,27 +43,27 @@ async def retrieved(
             if answer.WhichOneof("event") == "delivery":
                 yield answer.delivery
                 continue
-            seen = read(answer.found)
-            if seen.take_chunks > first_chunk:
+            response = read(answer.found)
+            if response.take_chunks > first_chunk:
                 with contextlib.suppress(PeerLost):  # such a node's delivery ends by what the gateway says of it
-                    delivery.place(clip(seen.ranges, first_chunk, seen.take_chunks), seen.addresses)
+                    delivery.place(clip(response.ranges, first_chunk, response.take_chunks), response.addresses)
             else:
                 delivery.nothing_comes()
-            if not found.done():
-                found.set_result(seen)
+            if not lookup.done():
+                lookup.set_result(response)
 
 
-async def first_of(found: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:
+async def first_of(lookup: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:
     """Wait for the first answer. One who stops waiting gives up the delivery. Raises what it ended with before."""
     summary = asyncio.ensure_future(delivery.summary())
     summary.add_done_callback(lambda task: task.cancelled() or task.exception())
-    either: list[asyncio.Future[Any]] = [found, summary]
+    either: list[asyncio.Future[Any]] = [lookup, summary]
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         delivery.abandon()
         raise
-    if not found.done():
+    if not lookup.done():
         await summary
-    seen = found.result()
-    return Retrieval(seen, delivery if seen.take_chunks > first_chunk else None)
+    result = lookup.result()
+    return Retrieval(result, delivery if result.take_chunks > first_chunk else None)

@@ -59,19 +59,19 @@ class RouteCheck:
 
     async def _try(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline, lost = loop.time() + _PATIENCE_S, None
+        deadline, failure = loop.time() + _PATIENCE_S, None
         while True:
             nodes = [node for node in await self._members() if node.worker_address]
-            if not nodes and lost is None:
+            if not nodes and failure is None:
                 return
             try:
                 if nodes:
                     await self._connect(nodes, deadline)
                     return
             except PeerLost as error:
-                lost = error
-            if lost is not None and loop.time() > deadline:
-                raise lost
+                failure = error
+            if failure is not None and loop.time() > deadline:
+                raise failure
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self, nodes: list[Node], deadline: float) -> None:
@@ -84,15 +84,15 @@ class RouteCheck:
                     peer = self._transport.connect(node.worker_address)
                     peers.append(peer)
                 except QuireError as error:
-                    lost: QuireError | None = error
+                    failure: QuireError | None = error
                 is_last = node is nodes[-1] or loop.time() > deadline
                 if await _any_reached(peers, _ANSWER_S if is_last else _NEXT_S):
                     self._reached = True
                     return
-                lost = peer.error if peer is not None else lost
+                failure = peer.error if peer is not None else failure
                 if is_last:
                     break
-        raise PeerLost(f"no way to {node.node_id} by {self._transport.name} ({lost or 'no answer'}); {NO_WAY}")
+        raise PeerLost(f"no way to {node.node_id} by {self._transport.name} ({failure or 'no answer'}); {NO_WAY}")
 
 
 async def _any_reached(peers: list[Peer], wait_s: float) -> bool:

@@ -244,11 +244,11 @@ class StoreSession:
     def _cannot_tell(self, node_id: str, peer: Peer, error: PeerLost) -> None:
         """The node may live and wait for a layer that it will never hear of."""
         why = f"broke ({error.message})" if peer.reached else f"could not be made ({error.message}); {NO_WAY}"
-        lost = PeerLost(f"the connection to {node_id} {why}")
-        asyncio.get_running_loop().call_later(_TOLD_S, self._end_if_untold, node_id, lost)
+        failure = PeerLost(f"the connection to {node_id} {why}")
+        asyncio.get_running_loop().call_later(_TOLD_S, self._end_if_untold, node_id, failure)
 
-    def _end_if_untold(self, node_id: str, lost: PeerLost) -> None:
+    def _end_if_untold(self, node_id: str, failure: PeerLost) -> None:
         untold = all(outcome.node_id != node_id for outcome in self._outcomes)
         if untold and self._task is not None and not self._task.done():
-            self._lost = lost
+            self._lost = failure
             self._task.cancel()

@@ -157,7 +157,7 @@ class SyncClient:
 
     def fetch(
         self,
-        found: Lookup,
+        lookup: Lookup,
         buffer: Buffer,
         *,
         first_chunk: int = 0,
@@ -169,7 +169,7 @@ class SyncClient:
     ) -> SyncDelivery:
         """As `QuireClient.fetch`."""
         fetching = self._client.fetch(
-            found,
+            lookup,
             buffer,
             first_chunk=first_chunk,
             chunk_count=chunk_count,
@@ -246,9 +246,9 @@ class SyncClient:
         """As `QuireClient.reach`."""
         self.run(self._client.reach())
 
-    def release(self, found: Lookup) -> bool:
+    def release(self, lookup: Lookup) -> bool:
         """Give the lease back; whether it was still pinned."""
-        return self.run(self._client.release(found))
+        return self.run(self._client.release(lookup))
 
     def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         """Drop chunks from the end of a prefix; how many were dropped."""

@@ -107,19 +107,19 @@ def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:
     name = str(getattr(pipeline, "name_or_path", "") or getattr(vae.config, "_name_or_path", "") or "")
     own = str(getattr(vae.config, "_name_or_path", "") or "")
     candidates = [Path(name, "vae"), Path(name)] if name else []
-    folders = [each for each in (*candidates, *([Path(own)] if own else [])) if (each / "config.json").is_file()]
+    folders = [folder for folder in (*candidates, *([Path(own)] if own else [])) if (folder / "config.json").is_file()]
     digest = weights_sha256.lower() or _digest(vae, folders)
     return Vae(name, "", digest, type(vae).__name__, config)
 
 
 def _digest(vae: Any, folders: list[Path]) -> str:
     """Of the one file that the VAE's weights came from, hexadecimal. Raises `ConfigInvalid`."""
-    files = next((found for folder in folders if (found := sorted(folder.glob("*.safetensors")))), [])
+    files = next((weights for folder in folders if (weights := sorted(folder.glob("*.safetensors")))), [])
     if len(files) > 1:  # variants: those whose values the VAE has
         files = [file for file in files if _has_values_of(vae, file)]
     if len(files) != 1:
-        what = "fits several variants" if files else "is not known"
-        raise ConfigInvalid(f"which file the VAE's weights came from {what}: give its SHA-256 as weights_sha256")
+        reason = "fits several variants" if files else "is not known"
+        raise ConfigInvalid(f"which file the VAE's weights came from {reason}: give its SHA-256 as weights_sha256")
     with files[0].open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -127,9 +127,9 @@ def _digest(vae: Any, folders: list[Path]) -> str:
 def _has_values_of(vae: Any, file: Path) -> bool:
     from safetensors.torch import load_file
 
-    weights, there = load_file(file), dict(vae.state_dict())
-    return weights.keys() == there.keys() and all(
-        torch.equal(value.to(there[name].dtype), there[name].cpu()) for name, value in weights.items()
+    weights, expected = load_file(file), dict(vae.state_dict())
+    return weights.keys() == expected.keys() and all(
+        torch.equal(value.to(expected[name].dtype), expected[name].cpu()) for name, value in weights.items()
     )
 
 

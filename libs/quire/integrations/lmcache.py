@@ -143,8 +143,8 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def close(self) -> None:
         self._transfers.close()
-        for each in (self._stored, self._found, self._loaded):
-            each.close()
+        for notifier in (self._stored, self._found, self._loaded):
+            notifier.close()
 
     # ---- on the client's loop
 
@@ -166,25 +166,25 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return task
 
     async def _look_up(self, keys: Sequence[ObjectKey], descs: dict[int, MemoryLayoutDesc]) -> Bitmap:
-        found = Bitmap(len(keys))
+        bitmap = Bitmap(len(keys))
         if self._absence:
-            return found
+            return bitmap
         try:
-            there = await asyncio.wait_for(self._have(keys, descs), self._settings.lookup_timeout_s)
+            present = await asyncio.wait_for(self._have(keys, descs), self._settings.lookup_timeout_s)
         except (QuireError, TimeoutError) as error:
             self._absence.failed(error)
-            return found
+            return bitmap
         self._absence.answered()
-        for at in there:
-            found.set(at)
-        self._notify_keys_accessed([keys[at] for at in there])
-        return found
+        for at in present:
+            bitmap.set(at)
+        self._notify_keys_accessed([keys[at] for at in present])
+        return bitmap
 
     async def _have(self, keys: Sequence[ObjectKey], descs: dict[int, MemoryLayoutDesc]) -> list[int]:
         """Which of them are there, in the one size or another."""
-        asked = [(at, size) for at, key in enumerate(keys) for size in self._sizes_of(key, descs)]
-        have = await self._objects.have([self._place(keys[at], size) for at, size in asked])
-        return sorted({at for (at, _), there in zip(asked, have, strict=True) if there})
+        sized = [(at, size) for at, key in enumerate(keys) for size in self._sizes_of(key, descs)]
+        have = await self._objects.have([self._place(keys[at], size) for at, size in sized])
+        return sorted({at for (at, _), is_present in zip(sized, have, strict=True) if is_present})
 
     async def _load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Bitmap:
         loaded = Bitmap(len(keys))
@@ -195,19 +195,19 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     async def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
         parts = self._parts(keys, objects)
         stored = await self._transfers.store(parts)
-        self._notify_keys_stored([keys[each.at] for each in stored], [each.size for each in stored])
-        return L2StoreResult(len(stored) == len(parts), sum(each.size for each in stored))
+        self._notify_keys_stored([keys[part.at] for part in stored], [part.size for part in stored])
+        return L2StoreResult(len(stored) == len(parts), sum(part.size for part in stored))
 
     async def _delete(self, keys: Sequence[ObjectKey]) -> None:
-        gone: list[tuple[ObjectKey, int]] = []
+        deleted: list[tuple[ObjectKey, int]] = []
         for key in keys:
             for size in self._sizes_of(key, {}):
                 try:
                     if await self._objects.drop(self._place(key, size)):
-                        gone.append((key, size))
+                        deleted.append((key, size))
                 except QuireError as error:
                     logger().warning("an object was not dropped", key=key.chunk_hash.hex(), error=str(error))
-        self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+        self._notify_keys_deleted([key for key, _ in deleted], [size for _, size in deleted])
 
     # ---- names and memory
 
@@ -230,10 +230,10 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """How large it may be: as objects of its group were, the last one first, or as LMCache lays it out."""
         sizes = list(reversed(self._sizes.get((key.model_name, key.object_group_id), {})))
         desc = descs.get(key.object_group_id)
-        told = sum(
+        size_list = sum(
             shape.numel() * dtype.itemsize for shape, dtype in zip(desc.shapes, desc.dtypes, strict=True)
         ) if desc is not None else 0  # fmt: skip
-        return sizes if not told or told in sizes else [*sizes, told]
+        return sizes if not size_list or size_list in sizes else [*sizes, size_list]
 
     def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[Part]:
         parts = []

@@ -103,18 +103,18 @@ class Objects:
 
         Raises what `QuireClient.lookup` raises.
         """
-        there = [False] * len(places)
+        present = [False] * len(places)
 
         async def look_up(group: list[int]) -> None:
             space, keys = _together(places, group)
-            found = await self._client.lookup(space, keys, lease_ttl_ms=0, unchained=len(group) > 1)
+            match = await self._client.lookup(space, keys, lease_ttl_ms=0, unchained=len(group) > 1)
             if len(group) == 1:
-                there[group[0]] = len(found.keys) == len(keys)
-            for at in found.there if len(group) > 1 else ():
-                there[group[at]] = True
+                present[group[0]] = len(match.keys) == len(keys)
+            for at in match.there if len(group) > 1 else ():
+                present[group[at]] = True
 
         await asyncio.gather(*(look_up(group) for group in _groups(places)))
-        return there
+        return present
 
     async def get(self, places: Sequence[Place], memory: Buffer, offsets: Sequence[int]) -> list[bool]:
         """Have each written to its offset in the memory; which are there now.
@@ -143,8 +143,8 @@ class Objects:
                     chunk_offsets=[offsets[at] - base for at in group],
                     unchained=True,
                 )
-            for at, there in zip(group, mask, strict=True):
-                arrived[at] = bool(there)
+            for at, is_present in zip(group, mask, strict=True):
+                arrived[at] = bool(is_present)
 
         await _all(retrieve(group) for group in _groups(places))
         return arrived
@@ -182,9 +182,9 @@ def _groups(places: Sequence[Place]) -> list[list[int]]:
     for at, place in enumerate(places):
         groups.setdefault(place.namespace if len(place.keys) == 1 else at, []).append(at)
     cut = []
-    for each in groups.values():
-        step = max(1, min(_TOGETHER_MAX, _TOGETHER_BYTES // places[each[0]].namespace.layout.chunk_bytes))
-        cut += [each[at : at + step] for at in range(0, len(each), step)]
+    for group in groups.values():
+        step = max(1, min(_TOGETHER_MAX, _TOGETHER_BYTES // places[group[0]].namespace.layout.chunk_bytes))
+        cut += [group[at : at + step] for at in range(0, len(group), step)]
     return cut
 
 
@@ -228,8 +228,8 @@ async def retrieve_into(
         )
         delivery = retrieval.delivery
         if delivery is not None:
-            there = [at for at in retrieval.found.there if at >= first_chunk]
-            for at, mark in zip(there, (await delivery.summary()).delivered, strict=True):
+            present = [at for at in retrieval.found.there if at >= first_chunk]
+            for at, mark in zip(present, (await delivery.summary()).delivered, strict=True):
                 arrived[at - first_chunk] = mark
         return bytes(arrived)
     finally:

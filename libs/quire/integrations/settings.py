@@ -10,19 +10,19 @@ from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid
 
 Made = TypeVar("Made")
-LEVELS: Final = tuple(each.name.lower() for each in Durability)
+LEVELS: Final = tuple(level.name.lower() for level in Durability)
 
 
-def read_settings(kind: type[Made], given: Mapping[str, Any], flag: str) -> Made:
+def read_settings(kind: type[Made], settings: Mapping[str, Any], flag: str) -> Made:
     """A dataclass of str, bool, int and float. Raises `ConfigInvalid`, naming `flag` and the setting."""
-    known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
-    for name, value in given.items():
-        if name not in known:
-            raise ConfigInvalid(f"means nothing; there are {', '.join(known)}", field=f"{flag}.{name}")
-        wanted = {"str": str, "bool": bool, "int": int, "float": (int, float)}[str(known[name])]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
-            raise ConfigInvalid(f"{value!r} is no {known[name]}", field=f"{flag}.{name}")
-    return kind(**given)
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    for name, value in settings.items():
+        if name not in types:
+            raise ConfigInvalid(f"means nothing; there are {', '.join(types)}", field=f"{flag}.{name}")
+        expected = {"str": str, "bool": bool, "int": int, "float": (int, float)}[str(types[name])]
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):  # type: ignore[arg-type]
+            raise ConfigInvalid(f"{value!r} is no {types[name]}", field=f"{flag}.{name}")
+    return kind(**settings)
 
 
 def check_common(settings: Any, flag: str) -> None:

@@ -85,12 +85,12 @@ async def staged(
 
     `arrive` ends when no node writes to the memory any more; until then the pool is without it. Raises what it raises.
     """
-    part, wanted = await pool.take_soon(length, timeout_s), True
+    part, fresh = await pool.take_soon(length, timeout_s), True
 
     async def run() -> Arrived:
         try:
             arrived = await arrive(part)
-            if wanted:
+            if fresh:
                 take(part, arrived)
             return arrived
         finally:
@@ -98,7 +98,7 @@ async def staged(
 
     running = _beside(run())
     done, _ = await asyncio.wait([running], timeout=timeout_s)
-    wanted = False
+    fresh = False
     return running.result() if done else None
 
 
@@ -111,10 +111,10 @@ def _beside(work: Coroutine[Any, Any, Arrived]) -> asyncio.Task[Arrived]:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, size in sorted(ranges):
-        if joined and joined[-1][0] + joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+        if merged and merged[-1][0] + merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + size)
         else:
-            joined.append((start, size))
-    return joined
+            merged.append((start, size))
+    return merged

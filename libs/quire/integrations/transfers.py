@@ -91,11 +91,11 @@ class ObjectTransfers:
 
     async def load(self, parts: Sequence[Part]) -> list[int]:
         """Which arrived. Whatever fails is a miss; nothing writes to the engine's memory any more."""
-        own = [each for each in parts if self._offset(each) is not None and self._settings.zero_copy]
-        taken = {each.at for each in own}
+        own = [part for part in parts if self._offset(part) is not None and self._settings.zero_copy]
+        taken = {part.at for part in own}
         ends = await asyncio.gather(
             *([self._load_own(own)] if own else []),
-            *(self._load_staged(each) for each in self._batches([each for each in parts if each.at not in taken])),
+            *(self._load_staged(batch) for batch in self._batches([part for part in parts if part.at not in taken])),
             return_exceptions=True,
         )
         loaded: list[int] = []
@@ -109,10 +109,10 @@ class ObjectTransfers:
     async def store(self, parts: Sequence[Part]) -> list[Part]:
         """Those that were stored. Nothing reads the engine's memory any more."""
         runs, rest = self._runs(parts) if self._settings.zero_copy else ([], list(parts))
-        works = [self._store_own(each) for each in runs] + [self._store_staged(each) for each in self._batches(rest)]
+        works = [self._store_own(run) for run in runs] + [self._store_staged(batch) for batch in self._batches(rest)]
         ends = await asyncio.gather(*works, return_exceptions=True)
         errors = [end for end in ends if isinstance(end, BaseException)]
-        stored = [each for end in ends if not isinstance(end, BaseException) for each in end]
+        stored = [part for end in ends if not isinstance(end, BaseException) for part in end]
         if errors:
             logger().warning("objects were not stored", objects=len(parts) - len(stored), error=repr(errors[0]))
         return stored
@@ -129,42 +129,42 @@ class ObjectTransfers:
     async def _load_own(self, parts: Sequence[Part]) -> list[int]:
         """Straight into the engine's memory."""
         assert self._arena is not None, "they lie in it"
-        offsets = [self._offset(each) or 0 for each in parts]
-        arrived = await self.objects.get([each.place for each in parts], self._arena, offsets)
-        return [each.at for each, there in zip(parts, arrived, strict=True) if there]
+        offsets = [self._offset(part) or 0 for part in parts]
+        arrived = await self.objects.get([part.place for part in parts], self._arena, offsets)
+        return [part.at for part, is_present in zip(parts, arrived, strict=True) if is_present]
 
     async def _load_staged(self, parts: Sequence[Part]) -> list[int]:
         """A silent node is waited for by the staging memory, not by the engine."""
-        offsets = [0, *accumulate(each.size for each in parts)]
+        offsets = [0, *accumulate(part.size for part in parts)]
 
         def take(memory: Buffer, arrived: list[bool]) -> None:
-            for each, start, there in zip(parts, offsets, arrived, strict=False):
-                if there:
-                    memory_at(each.address, each.size)[:] = _bytes_of(memory, start, each.size)
+            for part, start, is_present in zip(parts, offsets, arrived, strict=False):
+                if is_present:
+                    memory_at(part.address, part.size)[:] = _bytes_of(memory, start, part.size)
 
         async def arrive(memory: Buffer) -> list[bool]:
-            return await self.objects.get([each.place for each in parts], memory, offsets[:-1])
+            return await self.objects.get([part.place for part in parts], memory, offsets[:-1])
 
         arrived = await staged(self._pool, offsets[-1], self._settings.timeout_s, arrive, take)
-        return [each.at for each, there in zip(parts, arrived or (), strict=False) if there]
+        return [part.at for part, is_present in zip(parts, arrived or (), strict=False) if is_present]
 
     async def _store_own(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Out of the engine's memory, where they follow each other."""
         assert self._arena is not None, "they lie in it"
-        source = self._arena.part(self._offset(parts[0]) or 0, sum(each.size for each in parts))
-        await self.objects.put([each.place for each in parts], source)
+        source = self._arena.part(self._offset(parts[0]) or 0, sum(part.size for part in parts))
+        await self.objects.put([part.place for part in parts], source)
         return parts
 
     async def _store_staged(self, parts: Sequence[Part]) -> Sequence[Part]:
         """A silent node is waited for by the staging memory, as for loads."""
 
         async def put(memory: Buffer) -> bool:
-            for at, each in enumerate(parts):
-                _bytes_of(memory, at * each.size, each.size)[:] = memory_at(each.address, each.size)
-            await self.objects.put([each.place for each in parts], memory.part(0, len(parts) * parts[0].size))
+            for at, part in enumerate(parts):
+                _bytes_of(memory, at * part.size, part.size)[:] = memory_at(part.address, part.size)
+            await self.objects.put([part.place for part in parts], memory.part(0, len(parts) * parts[0].size))
             return True
 
-        length, timeout_s = sum(each.size for each in parts), self._settings.timeout_s
+        length, timeout_s = sum(part.size for part in parts), self._settings.timeout_s
         if not await staged(self._pool, length, timeout_s, put, lambda *_: None):
             raise DeadlineExceeded(f"not stored within {timeout_s:g} s")
         return parts
@@ -173,11 +173,11 @@ class ObjectTransfers:
         """Of one size each, and of a part of the staging memory at most."""
         batches: list[list[Part]] = []
         self._grow(max((part.size for part in parts), default=0))
-        most = self._staging_bytes // _AT_ONCE
-        for each in sorted(parts, key=lambda part: part.size):
-            if not batches or batches[-1][0].size != each.size or (len(batches[-1]) + 1) * each.size > most:
+        limit = self._staging_bytes // _AT_ONCE
+        for member in sorted(parts, key=lambda part: part.size):
+            if not batches or batches[-1][0].size != member.size or (len(batches[-1]) + 1) * member.size > limit:
                 batches.append([])
-            batches[-1].append(each)
+            batches[-1].append(member)
         return batches
 
     def _grow(self, size: int) -> None:
@@ -189,14 +189,16 @@ class ObjectTransfers:
     def _runs(self, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Part]]:
         """Those of one size that follow each other in the engine's memory, where that is worth a request; the rest."""
         runs: list[list[Part]] = []
-        for each in sorted((each for each in parts if self._offset(each) is not None), key=lambda part: part.address):
+        for item in sorted(
+            (member for member in parts if self._offset(member) is not None), key=lambda part: part.address
+        ):
             last = runs[-1][-1] if runs else None
-            if last is None or last.size != each.size or last.address + last.size != each.address:
+            if last is None or last.size != item.size or last.address + last.size != item.address:
                 runs.append([])
-            runs[-1].append(each)
+            runs[-1].append(item)
         long = [run for run in runs if len(run) == len(parts) or len(run) * run[0].size >= _DIRECT_BYTES_MIN]
-        taken = {each.at for run in long for each in run}
-        return long, [each for each in parts if each.at not in taken]
+        taken = {part.at for run in long for part in run}
+        return long, [part for part in parts if part.at not in taken]
 
 
 def _bytes_of(memory: Buffer, start: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

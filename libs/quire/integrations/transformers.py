@@ -153,20 +153,20 @@ class PrefixCache:
         self._name_weights()
         tokens = input_ids[0].tolist()
         keys = block_keys(self.namespace, tokens)
-        found, failure = self._lookup(keys, len(tokens)) if reuse and len(keys) else (None, "")
+        match, failure = self._lookup(keys, len(tokens)) if reuse and len(keys) else (None, "")
         run = _Run(self, input_ids, keys, started)
         try:
-            if found is not None and found.take_chunks:
+            if match is not None and match.take_chunks:
                 try:
-                    return self._deliver_and_run(run, found, store=store)
+                    return self._deliver_and_run(run, match, store=store)
                 except QuireError as error:
                     failure = f"{error.code()}: {error}"
                     logger().warning("a delivery failed; the rest is recomputed", error=failure)
                     return run.execute(run.salvage(), store=store, failure=failure)
             return run.execute(0, store=store, failure=failure)
         finally:
-            if found is not None:
-                self._release(found)
+            if match is not None:
+                self._release(match)
 
     def close(self) -> None:
         """Free the transfer buffers that no storage node uses any more."""
@@ -189,25 +189,25 @@ class PrefixCache:
 
     def _lookup(self, keys: ChunkKeys, prompt_tokens: int) -> tuple[Lookup | None, str]:
         try:
-            found = self._client.lookup(
+            match = self._client.lookup(
                 self.namespace, keys, prompt_tokens=prompt_tokens if self._device else 0, device=self._device
             )
-            return found, ""
+            return match, ""
         except QuireError as error:
             logger().warning("look-up failed; everything is computed", error=str(error))
             return None, f"{error.code()}: {error}"
 
-    def _deliver_and_run(self, run: _Run, found: Lookup, *, store: bool) -> Prefill:
+    def _deliver_and_run(self, run: _Run, match: Lookup, *, store: bool) -> Prefill:
         layout = self.namespace.layout
-        buffer = self._receive = self._room(self._receive, layout.payload_bytes(found.take_chunks))
-        computed = run.tokens - min(found.take_chunks * layout.chunk_tokens, run.tokens - 1)
+        buffer = self._receive = self._room(self._receive, layout.payload_bytes(match.take_chunks))
+        computed = run.tokens - min(match.take_chunks * layout.chunk_tokens, run.tokens - 1)
         urgency = Urgency(compute_window_us=0 if self._device else self._window_us(computed))
-        run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order, urgency=urgency))
-        return run.execute(found.take_chunks, store=store)
+        run.attach(match, buffer, self._client.fetch(match, buffer, order=self._order, urgency=urgency))
+        return run.execute(match.take_chunks, store=store)
 
-    def _release(self, found: Lookup) -> None:
+    def _release(self, match: Lookup) -> None:
         try:
-            self._client.release(found)
+            self._client.release(match)
         except QuireError as error:
             logger().warning("a lease could not be released; it expires by itself", error=str(error))
 
@@ -254,8 +254,8 @@ class _Run:
         """Number of tokens in the prompt."""
         return int(self._ids.shape[1])
 
-    def attach(self, found: Lookup, buffer: Buffer, delivery: SyncDelivery) -> None:
-        self._found, self._buffer, self._delivery = found, buffer, delivery
+    def attach(self, match: Lookup, buffer: Buffer, delivery: SyncDelivery) -> None:
+        self._found, self._buffer, self._delivery = match, buffer, delivery
 
     def execute(self, prefix_chunks: int, *, store: bool, failure: str = "") -> Prefill:
         """Run the model behind a prefix of `prefix_chunks` chunks. At least one token is left for it to compute."""

@@ -112,8 +112,8 @@ def sound_header(raw: bytes) -> np.void | None:
         return None
     row: np.void = np.frombuffer(raw, dtype=HEADER, count=1)[0]
     end = HEADER.itemsize + 4 * int(row["num_layers"])
-    known = int(row["durability"]) < len(Durability) and row["num_layers"] and row["slice_bytes"]
-    if int(row["magic"]) != HEADER_MAGIC or not known or end > len(raw):
+    is_known = int(row["durability"]) < len(Durability) and row["num_layers"] and row["slice_bytes"]
+    if int(row["magic"]) != HEADER_MAGIC or not is_known or end > len(raw):
         return None
     return row if crc32(raw[CRC_FROM:end]) == int(row["crc"]) else None
 

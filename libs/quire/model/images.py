@@ -200,20 +200,20 @@ class Rendering:
 
     def geometry(self, height: int, width: int) -> Geometry:
         """Of an image of that size."""
-        wanted = [each for each in (self.width and self.width / width, self.height and self.height / height) if each]
-        if not wanted:
+        scales = [ratio for ratio in (self.width and self.width / width, self.height and self.height / height) if ratio]
+        if not scales:
             return Geometry(height, width, 0, 0, height, width)
-        crops = self.fit is Fit.COVER and len(wanted) == 2
-        scale = max(wanted) if crops else min(wanted)
+        crops = self.fit is Fit.COVER and len(scales) == 2
+        scale = max(scales) if crops else min(scales)
         shrunk = max(1.0, scale) if not self.enlarge else 1.0  # a box that is too large gets smaller, in its shape
-        tall, wide = (max(1, round(each * scale / shrunk)) for each in (height, width))
+        tall, wide = (max(1, round(side * scale / shrunk)) for side in (height, width))
         if not crops:
             return Geometry(tall, wide, 0, 0, tall, wide)
         kept_tall = min(tall, max(1, round(self.height / shrunk)))
         kept_wide = min(wide, max(1, round(self.width / shrunk)))
         top = _offset(tall - kept_tall, self.gravity, Gravity.NORTH, Gravity.SOUTH)
-        left = _offset(wide - kept_wide, self.gravity, Gravity.WEST, Gravity.EAST)
-        return Geometry(tall, wide, top, left, kept_tall, kept_wide)
+        offset = _offset(wide - kept_wide, self.gravity, Gravity.WEST, Gravity.EAST)
+        return Geometry(tall, wide, top, offset, kept_tall, kept_wide)
 
     def is_original(self, entry: ImageEntry) -> bool:
         """Whether it is the lossless image that a decoder keeps."""
@@ -235,8 +235,8 @@ class Rendering:
 
         Strong; but weak with provenance: bytes of a signature differ each time.
         """
-        said = (entry.provenance,) if entry.provenance else ()
-        parts = (entry.record_sha256.hex(), decoder_build, *self._encoding(entry), *said)
+        hashed = (entry.provenance,) if entry.provenance else ()
+        parts = (entry.record_sha256.hex(), decoder_build, *self._encoding(entry), *hashed)
         weak = "W/" if entry.provenance else ""
         return f'{weak}"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
 

@@ -145,8 +145,8 @@ def records(
         if count > UNCHAINED_MAX:
             raise InvalidRequest(f"{count} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
         return [ChunkRecord(key, b"", key, b"", namespace) for key in keys.run(first, count)]
-    made = []
+    chain = []
     for index in range(first, first + count):
         parent, parent_bucket = (keys.at(index - 1), keys.bucket_of(index - 1)) if index else (b"", b"")
-        made.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket, namespace))
-    return made
+        chain.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket, namespace))
+    return chain

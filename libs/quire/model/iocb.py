@@ -73,8 +73,8 @@ class Contexts:
     @staticmethod
     def of_files(files: list[int]) -> Contexts:
         """One context per file, without bytes: what SYNC takes."""
-        none = np.zeros(len(files), dtype=np.int64)
-        return Contexts(np.array(files, dtype=np.int64), none, none, none)
+        zeros = np.zeros(len(files), dtype=np.int64)
+        return Contexts(np.array(files, dtype=np.int64), zeros, zeros, zeros)
 
 
 class Iocb:

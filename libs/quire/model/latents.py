@@ -179,7 +179,7 @@ def encode_record(values: Values, info: LatentInfo) -> bytes:
         raise RecordInvalid(f"{values.dtype} {values.shape}, the record says {info.dtype} {info.shape}", field="values")
     channels = np.ascontiguousarray(values).reshape(info.shape[0], -1)
     streams = [standalone.simple_compress(channel, ChunkConfig()) for channel in channels]
-    header = asdict(replace(info, sha256=digest(values), codec=_CODEC)) | {"sizes": [len(each) for each in streams]}
+    header = asdict(replace(info, sha256=digest(values), codec=_CODEC)) | {"sizes": [len(stream) for stream in streams]}
     packed = cbor2.dumps(header, canonical=True)
     if len(packed) > HEADER_BYTES_MAX:
         raise RecordInvalid(f"a header of {len(packed)} bytes, {HEADER_BYTES_MAX} at most", field="vae.config")

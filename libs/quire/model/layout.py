@@ -65,10 +65,10 @@ class KvLayout:
             "kv_heads": _HEADS_MAX,
             "head_dim": _DIM_MAX,
         }
-        for name, most in limits.items():
+        for name, limit_max in limits.items():
             value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise LayoutInvalid(f"{value} is not in 1..{most}", field=f"layout.{name}")
+            if not 1 <= value <= limit_max:
+                raise LayoutInvalid(f"{value} is not in 1..{limit_max}", field=f"layout.{name}")
         if self.attention is Attention.MLA and self.kv_heads != 1:
             raise LayoutInvalid(f"{self.kv_heads}, but latent attention has one latent head", field="layout.kv_heads")
         if self.slice_bytes > SLICE_BYTES_MAX:

@@ -63,7 +63,7 @@ class LeaseSigner:
         self._secrets = secrets
 
     def sign(self, lease: Lease) -> bytes:
-        ranges = [[each.node_id, each.first, each.count] for each in lease.ranges]
+        ranges = [[run.node_id, run.first, run.count] for run in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
         pinned = [lease.lease_id, lease.tip, lease.tip_bucket, lease.expires_ms]
         fields = [*pinned, ranges, lease.keys_digest, lease.addresses, tenant]
@@ -84,7 +84,7 @@ class LeaseSigner:
             tip=tip,
             tip_bucket=tip_bucket,
             expires_ms=expires_ms,
-            ranges=tuple(ChunkRange(*each) for each in ranges),
+            ranges=tuple(ChunkRange(*row) for row in ranges),
             keys_digest=keys_digest,
             addresses=addresses,
             tenant=TenantPolicy(*tenant),

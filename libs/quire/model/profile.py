@@ -81,7 +81,9 @@ class ComputeProfile:
 
     @cached_property
     def _columns(self) -> tuple[Array, Array, Array]:
-        rows = np.array([(each.input_tokens, each.prefix_tokens, each.seconds) for each in self.samples], dtype=float)
+        rows = np.array(
+            [(sample.input_tokens, sample.prefix_tokens, sample.seconds) for sample in self.samples], dtype=float
+        )
         return rows[:, 0], rows[:, 1], rows[:, 2]
 
     @cached_property
@@ -136,7 +138,9 @@ class Profiles:
         files: Sequence[Path] = sorted(_SHIPPED.glob("*.json"))
         if folder is not None:
             files = [*files, *sorted(folder.glob("*.json"))]
-        self._profiles = {(_short(each.model), each.device.lower()): each for each in map(load_profile, files)}
+        self._profiles = {
+            (_short(profile.model), profile.device.lower()): profile for profile in map(load_profile, files)
+        }
 
     def all(self) -> list[ComputeProfile]:
         return list(self._profiles.values())

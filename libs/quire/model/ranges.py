@@ -23,8 +23,8 @@ class ChunkRange:
 def clip(ranges: Iterable[ChunkRange], first: int, stop: int) -> tuple[ChunkRange, ...]:
     """What of `ranges` lies within chunks first … stop-1."""
     cut = (
-        ChunkRange(each.node_id, low, min(each.stop, stop) - low)
-        for each in ranges
-        if (low := max(each.first, first)) < each.stop
+        ChunkRange(run.node_id, low, min(run.stop, stop) - low)
+        for run in ranges
+        if (low := max(run.first, first)) < run.stop
     )
-    return tuple(each for each in cut if each.count > 0)
+    return tuple(part for part in cut if part.count > 0)

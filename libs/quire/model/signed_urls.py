@@ -38,17 +38,17 @@ class UrlClaim:
         Raises `InvalidRequest` for one that is signed by halves.
         """
         pairs = list(query)
-        said = {name: [value for each, value in pairs if each == name] for name in _NAMES}
-        if not any(said.values()):
+        fields = {name: [value for field, value in pairs if field == name] for name in _NAMES}
+        if not any(fields.values()):
             return None
-        for name, values in said.items():
+        for name, values in fields.items():
             if len(values) != 1 or not values[0]:
                 raise InvalidRequest("once, in a signed URL", field=name)
-        expires = said["expires"][0]
+        expires = fields["expires"][0]
         if not (expires.isascii() and expires.isdigit() and len(expires) <= _DIGITS_MAX):
             raise InvalidRequest(f"{expires[:40]!r} is not in seconds since the epoch", field="expires")
         rest = tuple((name, value) for name, value in pairs if name not in _NAMES)
-        return cls(path, said["key"][0], int(expires), said["signature"][0], rest)
+        return cls(path, fields["key"][0], int(expires), fields["signature"][0], rest)
 
     def is_signed_with(self, secret: str) -> bool:
         """Whether the key with this secret signed it. Takes the same time for every wrong signature."""

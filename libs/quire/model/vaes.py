@@ -10,18 +10,18 @@ from quire.model.latents import LatentInfo, RecordInvalid, Values, denormalised
 from quire.model.nodes import KnownVae
 
 
-def check_decodable(values: Values, info: LatentInfo, known: Mapping[str, KnownVae]) -> None:
-    """See that one of `known`, by the digest of its weights, decodes a latent. Raises `RecordInvalid`: why not."""
+def check_decodable(values: Values, info: LatentInfo, vaes: Mapping[str, KnownVae]) -> None:
+    """See that one of `vaes`, by the digest of its weights, decodes a latent. Raises `RecordInvalid`: why not."""
     weights = info.vae.weights_sha256.lower()
-    vae = known.get(weights)
+    vae = vaes.get(weights)
     if vae is None:
-        there = ", ".join(f"{each.name} ({each.weights_sha256[:12]}…)" for each in known.values()) or "none"
+        names = ", ".join(f"{vae.name} ({vae.weights_sha256[:12]}…)" for vae in vaes.values()) or "none"
         named = f"no decoder has a VAE with weights {weights[:12]}…" if weights else "it names no VAE"
-        raise RecordInvalid(f"{named}; those of the cluster: {there}", field="weights_sha256")
+        raise RecordInvalid(f"{named}; those of the cluster: {names}", field="weights_sha256")
     if info.layout != "chw" or info.normalisation.batch_norm:
-        what = f"layout {info.layout!r}" if info.layout != "chw" else "a batch norm in the VAE's weights"
+        subject = f"layout {info.layout!r}" if info.layout != "chw" else "a batch norm in the VAE's weights"
         raise RecordInvalid(
-            f"{what} is not decoded here: store it unpacked, normalised by mean and std", field="layout"
+            f"{subject} is not decoded here: store it unpacked, normalised by mean and std", field="layout"
         )
     channels, height, width = info.shape
     if channels != vae.channels:

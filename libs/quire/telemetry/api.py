@@ -25,10 +25,10 @@ def counter(
     name: str, unit: str = "1", description: str = "", kinds: Sequence[Mapping[str, str]] = ({},)
 ) -> metrics.Counter:
     """One that stands at 0 from the start, for each of `kinds`: what never happened is told from what is not."""
-    made = meter().create_counter(name, unit, description)
+    instrument = meter().create_counter(name, unit, description)
     for kind in kinds:
-        made.add(0, kind)
-    return made
+        instrument.add(0, kind)
+    return instrument
 
 
 def tally(name: str, unit: str, description: str, read: Callable[[], Iterable[tuple[int, Mapping[str, str]]]]) -> None:

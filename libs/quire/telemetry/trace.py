@@ -42,15 +42,15 @@ def background() -> contextvars.Context:
 
     `asyncio.create_task(…, context=background())`.
     """
-    made = contextvars.copy_context()
-    made.run(be_background)
-    return made
+    context = contextvars.copy_context()
+    context.run(be_background)
+    return context
 
 
 def be_background() -> None:
     """Have the current task, and those that it starts, record no spans."""
-    none = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
-    otel_context.attach(trace.set_span_in_context(_NoRequest(none)))
+    unsampled = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
+    otel_context.attach(trace.set_span_in_context(_NoRequest(unsampled)))
 
 
 def in_request() -> bool:

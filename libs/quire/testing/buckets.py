@@ -33,10 +33,10 @@ class _Bucket:
             self.waste[blob.name] = blob.size
 
     def fits(self, key: str, expected: str) -> bool:
-        before = self.objects.get(key)
+        previous = self.objects.get(key)
         if expected == "absent":
-            return before is None
-        return not expected or (before is not None and before.etag == expected)
+            return previous is None
+        return not expected or (previous is not None and previous.etag == expected)
 
     def commit(self, blobs: Iterable[Blob]) -> bool:
         """Take blobs out of the garbage; False, and nothing, if one of them is not there any more."""
@@ -48,11 +48,11 @@ class _Bucket:
         return True
 
     def store(self, entry: StoredObject, grace_ms: int) -> None:
-        before = self.objects.get(entry.key)
+        previous = self.objects.get(entry.key)
         self.objects[entry.key] = entry
         self.keys.add(entry.key)
-        if before is not None:
-            self.discard(before.blobs, grace_ms)
+        if previous is not None:
+            self.discard(previous.blobs, grace_ms)
 
 
 class MemoryBuckets:
@@ -96,12 +96,12 @@ class MemoryBuckets:
         return sorted(self._places)
 
     async def stored_bytes(self, tenant: str) -> int:
-        mine = [state for (owner, _), state in self._buckets.items() if owner == tenant]
-        parts = [part for state in mine for upload in state.parts.values() for part in upload.values()]
-        objects: list[StoredObject] = [entry for state in mine for entry in state.objects.values()]
-        waste = [size for state in mine for size in state.waste.values()]
+        owned = [state for (owner, _), state in self._buckets.items() if owner == tenant]
+        parts = [part for state in owned for upload in state.parts.values() for part in upload.values()]
+        objects: list[StoredObject] = [entry for state in owned for entry in state.objects.values()]
+        waste = [size for state in owned for size in state.waste.values()]
         entries = len(parts) + len(objects) + len(self._created.get(tenant, {}))
-        entries += sum(len(state.uploads) for state in mine)
+        entries += sum(len(state.uploads) for state in owned)
         return (
             ENTRY_BYTES * entries + sum(part.size for part in parts) + sum(entry.size for entry in objects) + sum(waste)
         )
@@ -129,14 +129,14 @@ class MemoryBuckets:
 
     async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
         state = self._of(tenant, bucket)
-        before = state.objects.get(key)
-        if before is None:
+        previous = state.objects.get(key)
+        if previous is None:
             return DeleteOutcome.MISSING
-        if etag and before.etag != etag:
+        if etag and previous.etag != etag:
             return DeleteOutcome.CHANGED
         del state.objects[key]
         state.keys.discard(key)
-        state.discard(before.blobs, now_ms + rules.GRACE_MS)
+        state.discard(previous.blobs, now_ms + rules.GRACE_MS)
         return DeleteOutcome.DELETED
 
     async def page(
@@ -166,8 +166,8 @@ class MemoryBuckets:
         return state.there
 
     async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
-        due = sorted((at_ms, blob) for blob, at_ms in self._of(tenant, bucket).garbage.items() if at_ms <= now_ms)
-        return [blob for _, blob in due[:limit]]
+        expired = sorted((at_ms, blob) for blob, at_ms in self._of(tenant, bucket).garbage.items() if at_ms <= now_ms)
+        return [blob for _, blob in expired[:limit]]
 
     async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
         self._of(tenant, bucket).garbage.update(dict.fromkeys(blobs, now_ms))
@@ -201,10 +201,10 @@ class MemoryBuckets:
         if not state.commit(part.blobs):
             return CommitOutcome.BLOBS_GONE
         parts = state.parts.setdefault(upload_id, {})
-        before = parts.get(part.number)
+        previous = parts.get(part.number)
         parts[part.number] = part
-        if before is not None:
-            state.discard(before.blobs, now_ms + rules.GRACE_MS)
+        if previous is not None:
+            state.discard(previous.blobs, now_ms + rules.GRACE_MS)
         return CommitOutcome.COMMITTED
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
@@ -221,18 +221,18 @@ class MemoryBuckets:
         now_ms: int,
     ) -> CommitOutcome:
         state = self._of(tenant, bucket)
-        known = state.parts.get(upload_id, {})
+        uploaded = state.parts.get(upload_id, {})
         if not state.there:
             return CommitOutcome.NO_BUCKET
         if upload_id not in state.uploads:
             return CommitOutcome.NO_UPLOAD
         if not state.fits(entry.key, expected):
             return CommitOutcome.CONFLICT
-        if any(known.get(part.number) != part for part in parts):
+        if any(uploaded.get(part.number) != part for part in parts):
             return CommitOutcome.PART_CHANGED
         state.store(entry, now_ms + rules.GRACE_MS)
         chosen = {part.number for part in parts}
-        for number, part in known.items():
+        for number, part in uploaded.items():
             if number not in chosen:
                 state.discard(part.blobs, now_ms + rules.GRACE_MS)
         state.parts.pop(upload_id, None)

@@ -101,8 +101,8 @@ class MemoryIndex:
         return [nodes for _, nodes in await self.entries(chunks)]
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
-        found = (self.state.entries.get(chunk.key) for chunk in chunks)
-        return [(entry.generation, entry.nodes) if entry is not None else (0, ()) for entry in found]
+        entries = (self.state.entries.get(chunk.key) for chunk in chunks)
+        return [(entry.generation, entry.nodes) if entry is not None else (0, ()) for entry in entries]
 
     # ---- entries
 
@@ -175,11 +175,11 @@ class MemoryIndex:
         while going is not None:
             del self.state.entries[going.record.key]
             parent = self.state.entries.get(going.record.parent)
-            moved = self.state.pins.pop(going.record.key, {})
+            pins = self.state.pins.pop(going.record.key, {})
             if parent is not None:
-                held = self.state.pins.setdefault(parent.record.key, {}) if moved else {}
-                for lease, expires_ms in moved.items():
-                    held[lease] = max(expires_ms, held.get(lease, 0))
+                parent_pins = self.state.pins.setdefault(parent.record.key, {}) if pins else {}
+                for lease, expires_ms in pins.items():
+                    parent_pins[lease] = max(expires_ms, parent_pins.get(lease, 0))
                 parent.children -= 1
             going = parent if parent is not None and parent.is_hollow else None
 
@@ -218,13 +218,13 @@ class MemoryIndex:
         self.state.changes[node_id] = self.state.changes.get(node_id, 0) + 1
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
-        found = [entry for entry in self.state.entries.values() if node_id in entry.nodes]
+        entries = [entry for entry in self.state.entries.values() if node_id in entry.nodes]
         return [
-            Held(fingerprint(entry.record.key), fingerprint(entry.record.bucket), entry.generation) for entry in found
+            Held(fingerprint(entry.record.key), fingerprint(entry.record.bucket), entry.generation) for entry in entries
         ], 0
 
-    async def unregister_held(self, node_id: str, held: Sequence[Held], now_ms: int) -> None:
-        prints = {each.fingerprint for each in held}
+    async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
+        prints = {holding.fingerprint for holding in holdings}
         chunks = [entry.record for key, entry in self.state.entries.items() if fingerprint(key) in prints]
         await self.unregister(node_id, chunks, now_ms)
 
@@ -232,10 +232,10 @@ class MemoryIndex:
         return list(self.state.dropped.get(node_id, {}).values()), 0
 
     async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
-        waiting = self.state.dropped.get(node_id, {})
+        recorded = self.state.dropped.get(node_id, {})
         for drop in drops:
-            if waiting.get(drop.key) == drop:
-                del waiting[drop.key]
+            if recorded.get(drop.key) == drop:
+                del recorded[drop.key]
 
     async def repair(self, cursor: int, *, older_ms: int | None = None) -> tuple[int, int]:
         """Children are counted with their entries here."""
@@ -246,8 +246,8 @@ class MemoryIndex:
     async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         marks = []
         for chunk, generation in zip(chunks, generations, strict=True):
-            entry, waiting = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
-            if waiting is not None and waiting[0]:
+            entry, deletion = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
+            if deletion is not None and deletion[0]:
                 marks.append(ObjectMark.DELETING)
             elif entry is None or entry.generation != generation:
                 marks.append(ObjectMark.GONE)
@@ -262,11 +262,11 @@ class MemoryIndex:
         return [self._expect(chunk, delete_ms) for chunk in chunks]
 
     def _expect(self, chunk: ChunkRecord, delete_ms: int) -> bool:
-        entry, before = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
-        if before is not None and before[0]:
+        entry, deletion = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
+        if deletion is not None and deletion[0]:
             return False
         if entry is None or OBJECT_TIER not in entry.nodes:
-            due_ms = max(delete_ms, before[1]) if before is not None else delete_ms
+            due_ms = max(delete_ms, deletion[1]) if deletion is not None else delete_ms
             self.state.objects[chunk.key] = (False, due_ms, chunk.bucket)
         return True
 
@@ -312,11 +312,11 @@ class MemoryIndex:
     # ---- pins
 
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
-        mine = self.state.pins.get(key, {})
-        held = mine.pop(lease_id, None) is not None
-        if not mine:
+        pins = self.state.pins.get(key, {})
+        had_pin = pins.pop(lease_id, None) is not None
+        if not pins:
             self.state.pins.pop(key, None)
-        return held
+        return had_pin
 
     async def unpin_all(self, keys: ChunkKeys, lease_id: bytes) -> int:
         return sum([await self.unpin(keys.bucket_of(at), keys.at(at), lease_id) for at in range(len(keys))])
@@ -326,15 +326,15 @@ class MemoryIndex:
         return sum(len(pins) for pins in self.state.pins.values())
 
     def _pin(self, key: bytes, pin: Pin) -> None:
-        for each in list(self.state.pins):
-            self._is_pinned(each, pin.now_ms)
+        for pinned_key in list(self.state.pins):
+            self._is_pinned(pinned_key, pin.now_ms)
         self.state.pins.setdefault(key, {})[pin.lease_id] = pin.expires_ms
 
     def _is_pinned(self, key: bytes, now_ms: int) -> bool:
-        mine = self.state.pins.get(key)
-        if mine is None:
+        pins = self.state.pins.get(key)
+        if pins is None:
             return False
-        alive = {lease: expires_ms for lease, expires_ms in mine.items() if expires_ms > now_ms}
+        alive = {lease: expires_ms for lease, expires_ms in pins.items() if expires_ms > now_ms}
         self.state.pins[key] = alive
         if not alive:
             del self.state.pins[key]

@@ -33,7 +33,7 @@ class MemoryObjects:
             self.objects.pop(name, None)
 
     async def generations(self, key: bytes) -> list[int]:
-        return [generation for each, generation in reversed(self.objects) if each == key and generation]
+        return [generation for stored_key, generation in reversed(self.objects) if stored_key == key and generation]
 
     async def list(self) -> AsyncIterator[list[Name]]:
         names = list(self.objects)

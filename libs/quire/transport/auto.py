@@ -64,7 +64,7 @@ class AutoTransport:
     @property
     def description(self) -> str:
         shared = self.shared.description if self.shared is not None else "no shared memory"
-        counts = "".join(f"; {count} ranges by {each}" for each, count in sorted(self.chosen.items()))
+        counts = "".join(f"; {count} ranges by {way}" for way, count in sorted(self.chosen.items()))
         why_not = f"; last not by shared memory: {self.why_not}" if self.why_not else ""
         return f"{self.ucx.description}, {shared}{counts}{why_not}"
 
@@ -225,8 +225,8 @@ class AutoPeer:
         ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
         if self._shared is not None and shared_key:
             try:
-                there = RdmaTarget(target.worker_address, target.address, target.length, shared_key)
-                opened = _Remote(await self._shared.remote(there), True)
+                ucx_target = RdmaTarget(target.worker_address, target.address, target.length, shared_key)
+                opened = _Remote(await self._shared.remote(ucx_target), True)
                 self._transport.chosen["shared_memory"] += 1
                 return opened
             except (PeerLost, TargetInvalid) as error:
@@ -235,8 +235,8 @@ class AutoPeer:
         elif self._shared is not None:
             self._transport.missed("the memory was not allocated by Quire")
         peer = self._by_ucx()
-        there = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
-        opened = _Remote(await peer.remote(there), False)
+        ucx_target = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
+        opened = _Remote(await peer.remote(ucx_target), False)
         self._in_use = True
         self._transport.chosen["ucx"] += 1
         return opened
@@ -249,8 +249,8 @@ class AutoPeer:
         self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
     ) -> None:
         assert isinstance(remote, _Remote)
-        here = _here(region, remote)
-        await self._at(remote).get(here, offset, length, remote.at, remote_offset, timeout_s=timeout_s)
+        local = _here(region, remote)
+        await self._at(remote).get(local, offset, length, remote.at, remote_offset, timeout_s=timeout_s)
 
     def stream(self, region: Region, remote: Remote, tenant: str = "") -> PayloadStream:
         assert isinstance(remote, _Remote)
@@ -262,20 +262,20 @@ class AutoPeer:
         (self._by_ucx() if self._in_use or self._shared is None else self._shared).send(message)
 
     async def flush(self, timeout_s: float) -> None:
-        for each in self._both():
-            await each.flush(timeout_s)
+        for peer in self._both():
+            await peer.flush(timeout_s)
 
     async def settle(self, timeout_s: float) -> None:
-        for each in self._both():
-            await each.settle(timeout_s)
+        for peer in self._both():
+            await peer.settle(timeout_s)
 
     async def close(self) -> None:
-        for each in self._both():
-            await each.close()
+        for peer in self._both():
+            await peer.close()
 
     def abort(self) -> None:
-        for each in self._both():
-            each.abort()
+        for peer in self._both():
+            peer.abort()
 
     # ----
 
@@ -306,15 +306,15 @@ class AutoPeer:
         return peer
 
     def _both(self) -> list[Peer]:
-        return [each for each in (self._shared, self._ucx) if each is not None]
+        return [peer for peer in (self._shared, self._ucx) if peer is not None]
 
 
 def _here(region: Region, remote: _Remote) -> Region:
     assert isinstance(region, _Region)
-    here = region.shared if remote.is_shared else region.ucx
-    if here is None:
+    local = region.shared if remote.is_shared else region.ucx
+    if local is None:
         raise TargetInvalid("memory of a device is not copied by the host", field="source")
-    return here
+    return local
 
 
 def _is_on_host(buffer: Any) -> bool:
@@ -340,11 +340,11 @@ def ucx_target(target: RdmaTarget) -> RdmaTarget:
     return RdmaTarget(address, target.address, target.length, key)
 
 
-def _parted(both: bytes, field: str) -> tuple[bytes, bytes]:
+def _parted(pair: bytes, field: str) -> tuple[bytes, bytes]:
     """For UCX and for shared memory. Raises `TargetInvalid`."""
-    if len(both) > _FRAME.size:
-        magic, length = _FRAME.unpack_from(both)
-        rest = both[_FRAME.size :]
+    if len(pair) > _FRAME.size:
+        magic, length = _FRAME.unpack_from(pair)
+        rest = pair[_FRAME.size :]
         if magic == _MAGIC and length <= len(rest):
             return rest[:length], rest[length:]
     raise TargetInvalid("no address or key of a data plane", field=field)

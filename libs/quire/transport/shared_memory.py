@@ -88,7 +88,9 @@ class _Sealed(mmap.mmap):
     @classmethod
     def around(cls, address: int, length: int) -> _Sealed | None:
         """The one that has all of these bytes."""
-        inside = (each for each in cls.all if each.address <= address and address + length <= each.address + len(each))
+        inside = (
+            block for block in cls.all if block.address <= address and address + length <= block.address + len(block)
+        )
         return next(inside, None)
 
 
@@ -202,7 +204,7 @@ class SharedMemoryTransport:
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
             name = _unframed(_ADDRESS, _ADDRESS_MAGIC, address, "target.worker_address").decode("ascii", "replace")
-            if not all(each in "0123456789abcdef" for each in name):
+            if not all(character in "0123456789abcdef" for character in name):
                 raise TargetInvalid("no address of shared memory", field="target.worker_address")
             peer = self._peers[address] = SharedPeer(self, connected(self.folder / name, self._uids))
             peer.on_failure(lambda _: self._forget(address))
@@ -420,7 +422,7 @@ def _framed(frame: struct.Struct, magic: bytes, name: bytes) -> bytes:
 def _unframed(frame: struct.Struct, magic: bytes, framed: bytes, field: str) -> bytes:
     """Raises `TargetInvalid`."""
     if len(framed) == frame.size:
-        found, name, crc = frame.unpack(framed)
-        if found == magic and crc == zlib.crc32(name):
+        frame_magic, name, crc = frame.unpack(framed)
+        if frame_magic == magic and crc == zlib.crc32(name):
             return cast(bytes, name)
     raise TargetInvalid("not of shared memory", field=field)

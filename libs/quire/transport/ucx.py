@@ -60,8 +60,8 @@ class UcxTransport:
         try:
             self._context = pyucx.Context(**self._config)
         except pyucx.OperationFailed as error:
-            asked = " ".join(f"UCX_{name}={value}" for name, value in self._config.items()) or "its settings"
-            raise ConfigInvalid(f"UCX cannot start with {asked}: {error}; `ucx_info -d` lists the devices") from None
+            settings = " ".join(f"UCX_{name}={value}" for name, value in self._config.items()) or "its settings"
+            raise ConfigInvalid(f"UCX cannot start with {settings}: {error}; `ucx_info -d` lists the devices") from None
         self._worker = pyucx.Worker(self._context)
         self._worker.start()
         self._worker.on_message(_MESSAGE_ID, lambda message: self._handler(message))
@@ -122,9 +122,9 @@ def _unframed(framed: bytes) -> bytes:
         address = framed[_FRAME.size :]
         if magic == _FRAME_MAGIC and zlib.crc32(address) == crc:
             if (major, minor) != pyucx.library.version[:2]:
-                here = ".".join(map(str, pyucx.library.version))
+                version = ".".join(map(str, pyucx.library.version))
                 raise TargetInvalid(
-                    f"the other side has UCX {major}.{minor}, this has {here}: they may not understand each other",
+                    f"the other side has UCX {major}.{minor}, this has {version}: they may not understand each other",
                     field="target.worker_address",
                 )
             return address

@@ -41,13 +41,13 @@ Told = Callable[[Message, bytes, list[int]], None]
 
 def listening(path: Path, mode: int) -> socket.socket:
     """A socket at `path`, which is there once it listens. Raises `OSError`."""
-    made = path.with_suffix(_MAKING)
+    draft = path.with_suffix(_MAKING)
     listener = _socket()
     try:
-        listener.bind(str(made))
-        made.chmod(mode)
+        listener.bind(str(draft))
+        draft.chmod(mode)
         listener.listen(_BACKLOG)
-        made.rename(path)
+        draft.rename(path)
     except OSError:
         listener.close()
         raise
@@ -56,15 +56,15 @@ def listening(path: Path, mode: int) -> socket.socket:
 
 def connected(path: Path, uids: Collection[int]) -> Connection:
     """Raises `PeerLost`, with the reason."""
-    made = _socket()
+    connection = _socket()
     try:
-        made.connect(str(path))
-        return Connection(made, uids)
+        connection.connect(str(path))
+        return Connection(connection, uids)
     except FileNotFoundError:
-        made.close()
+        connection.close()
         raise PeerLost(f"its socket is not in {path.parent}: another host, or a folder that is not shared") from None
     except OSError as error:
-        made.close()
+        connection.close()
         raise PeerLost(f"its socket in {path.parent} cannot be used: {error.strerror}") from None
 
 
@@ -100,9 +100,9 @@ class Connection:
         self._empty = asyncio.Event()
         self._closed = False
 
-    def start(self, told: Told, ended: Callable[[str], None]) -> None:
+    def start(self, receive: Told, ended: Callable[[str], None]) -> None:
         """Hear what comes; `ended` hears once why nothing more comes."""
-        self._told, self._ended = told, ended
+        self._told, self._ended = receive, ended
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def send(self, kind: Message, body: bytes, file: int | None = None) -> None:
@@ -198,6 +198,6 @@ class Connection:
 
 
 def _socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    made.setblocking(False)
-    return made
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.setblocking(False)
+    return connection

@@ -58,15 +58,15 @@ class ChannelPool:
         return channel
 
     def _open(self, address: str) -> Any:
-        shown, tls = interceptors(self._token), self._tls
+        interceptors_, tls = interceptors(self._token), self._tls
         if "," in address:
             if tls is not None and not tls.server_name:
                 # One certificate for all of them: that it names the first is what is looked at.
                 tls = replace(tls, server_name=address.split(",")[0].strip().rpartition(":")[0])
             address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
         if tls is not None:
-            return RotatingChannel(address, tls, _OPTIONS, shown)
-        channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
+            return RotatingChannel(address, tls, _OPTIONS, interceptors_)
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors_)
         return _MembersChannel(channel, self._caller) if self._caller is not None else channel
 
     async def close(self) -> None:
@@ -166,8 +166,8 @@ async def stream(
         span.end()
 
 
-async def heard(messages: AsyncGenerator[Any, None], silence_s: float, who: str) -> AsyncGenerator[Any, None]:
-    """What a stream of `who` brings. Raises `Unavailable` where nothing comes for `silence_s`, and cancels it."""
+async def heard(messages: AsyncGenerator[Any, None], silence_s: float, peer: str) -> AsyncGenerator[Any, None]:
+    """Yield the responses of `peer`. Cancels the stream and raises `Unavailable` after `silence_s` without one."""
     async with contextlib.aclosing(messages):
         while True:
             try:
@@ -176,7 +176,7 @@ async def heard(messages: AsyncGenerator[Any, None], silence_s: float, who: str)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise Unavailable(f"{who} has been silent for {silence_s:g} s") from None
+                raise Unavailable(f"{peer} has been silent for {silence_s:g} s") from None
             yield message
 
 

@@ -195,7 +195,7 @@ def ranges_from(messages: Iterable[pb.ChunkRange]) -> tuple[ChunkRange, ...]:
 
 
 def ranges_to(ranges: Iterable[ChunkRange]) -> list[pb.ChunkRange]:
-    return [pb.ChunkRange(node_id=each.node_id, first_chunk=each.first, chunk_count=each.count) for each in ranges]
+    return [pb.ChunkRange(node_id=run.node_id, first_chunk=run.first, chunk_count=run.count) for run in ranges]
 
 
 def addresses_from(messages: Iterable[pb.NodeAddress]) -> tuple[NodeAddress, ...]:
@@ -206,11 +206,11 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
     """`grpc`: also of the nodes' gRPC servers, which clients have no business with."""
     return [
         pb.NodeAddress(
-            node_id=each.node_id,
-            grpc_address=each.grpc_address if grpc else "",
-            worker_address=each.worker_address,
+            node_id=address.node_id,
+            grpc_address=address.grpc_address if grpc else "",
+            worker_address=address.worker_address,
         )
-        for each in addresses
+        for address in addresses
     ]
 
 
@@ -238,7 +238,7 @@ def node_from(message: pb.Node) -> Node:
 
 
 def node_to(node: Node) -> pb.Node:
-    made = pb.Node(
+    message = pb.Node(
         node_id=node.node_id,
         grpc_address=node.grpc_address,
         incarnation=node.incarnation,
@@ -252,24 +252,24 @@ def node_to(node: Node) -> pb.Node:
     )
     match node.about:
         case StorageInfo() as storage:
-            made.storage.worker_address = storage.worker_address
-            made.storage.capacity_bytes = storage.capacity_bytes
-            made.storage.used_bytes = storage.used_bytes
-            made.storage.link = storage.link
-            made.storage.has_object_tier = storage.has_object_tier
+            message.storage.worker_address = storage.worker_address
+            message.storage.capacity_bytes = storage.capacity_bytes
+            message.storage.used_bytes = storage.used_bytes
+            message.storage.link = storage.link
+            message.storage.has_object_tier = storage.has_object_tier
         case DecoderInfo() as decoder:
-            made.decoder.build = decoder.build
-            made.decoder.capacity_bytes = decoder.capacity_bytes
-            made.decoder.used_bytes = decoder.used_bytes
-            made.decoder.signer = decoder.signer
-            made.decoder.vaes.extend(pb.KnownVae(**asdict(each)) for each in decoder.vaes)
+            message.decoder.build = decoder.build
+            message.decoder.capacity_bytes = decoder.capacity_bytes
+            message.decoder.used_bytes = decoder.used_bytes
+            message.decoder.signer = decoder.signer
+            message.decoder.vaes.extend(pb.KnownVae(**asdict(vae)) for vae in decoder.vaes)
         case GatewayInfo():
-            made.gateway.SetInParent()
+            message.gateway.SetInParent()
         case SchedulerInfo() as scheduler:
-            made.scheduler.SetInParent()
+            message.scheduler.SetInParent()
             for link, rate in scheduler.link_rates.items():
-                made.scheduler.links.add(link=link, bytes_per_s=rate)
-    return made
+                message.scheduler.links.add(link=link, bytes_per_s=rate)
+    return message
 
 
 def _info_from(message: pb.Node) -> Info:
@@ -295,7 +295,7 @@ def _info_from(message: pb.Node) -> Info:
         case "gateway":
             return GatewayInfo()
         case "scheduler":
-            return SchedulerInfo(link_rates={each.link: each.bytes_per_s for each in message.scheduler.links})
+            return SchedulerInfo(link_rates={link.link: link.bytes_per_s for link in message.scheduler.links})
         case _:
             raise InvalidRequest("it does not say what it is", field="node.about")
 

@@ -30,8 +30,8 @@ def operator_token(cluster_secret: str) -> str:
 
 def is_operator(token: str, *cluster_secrets: str) -> bool:
     """Whether a token is that of operators, by any of the secrets."""
-    shown = token.encode()
-    return any(hmac.compare_digest(shown, operator_token(secret).encode()) for secret in cluster_secrets if secret)
+    presented = token.encode()
+    return any(hmac.compare_digest(presented, operator_token(secret).encode()) for secret in cluster_secrets if secret)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
     return hmac.digest(secret, f"quire report\n{node_id}\n{incarnation}".encode(), "sha256")
 
 
-def check_proof(shown: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
+def check_proof(presented: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
     """Raises `SecretDiffers`."""
-    if not shown:
+    if not presented:
         why = "it proves nothing; to let a release before this one in, set QUIRE_ACCEPT_UNPROVEN=true"
         raise SecretDiffers(why, field="node.proof")
-    if not any(hmac.compare_digest(shown, proof(node_id, incarnation, secret)) for secret in secrets):
+    if not any(hmac.compare_digest(presented, proof(node_id, incarnation, secret)) for secret in secrets):
         raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field="node.proof")
 
 

@@ -14,7 +14,7 @@ def policy_to(policy: NamespacePolicy) -> common_pb2.NamespacePolicy:
     return common_pb2.NamespacePolicy(namespace=policy.namespace, ttl_s=policy.ttl_s, quota_bytes=policy.quota_bytes)
 
 
-def policies_to(found: PolicyList) -> gateway_pb2.ListPoliciesResponse:
+def policies_to(book: PolicyList) -> gateway_pb2.ListPoliciesResponse:
     tenants = (
         gateway_pb2.TenantState(
             tenant=state.policy.tenant,
@@ -24,21 +24,21 @@ def policies_to(found: PolicyList) -> gateway_pb2.ListPoliciesResponse:
             kept_bytes=state.kept_bytes,
             namespaces=sorted(state.namespaces),
         )
-        for state in found.tenants
+        for state in book.tenants
     )
     return gateway_pb2.ListPoliciesResponse(
-        policies=map(policy_to, found.namespaces), storage_nodes=found.storage_nodes, tenants=tenants
+        policies=map(policy_to, book.namespaces), storage_nodes=book.storage_nodes, tenants=tenants
     )
 
 
 def policies_from(message: gateway_pb2.ListPoliciesResponse) -> PolicyList:
     tenants = (
         TenantState(
-            policy=TenantPolicy(each.tenant, each.weight, each.cap_bytes_per_s, each.stored_bytes_max),
-            kept_bytes=each.kept_bytes,
-            namespaces=frozenset(each.namespaces),
+            policy=TenantPolicy(tenant.tenant, tenant.weight, tenant.cap_bytes_per_s, tenant.stored_bytes_max),
+            kept_bytes=tenant.kept_bytes,
+            namespaces=frozenset(tenant.namespaces),
         )
-        for each in message.tenants
+        for tenant in message.tenants
     )
     namespaces = tuple(map(policy_from, message.policies))
     return PolicyList(namespaces=namespaces, tenants=tuple(tenants), storage_nodes=message.storage_nodes)

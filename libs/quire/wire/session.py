@@ -148,13 +148,13 @@ class _Answers:
 
     async def _answers(self, session: _Session, until_s: float | None) -> AsyncGenerator[Any, None]:
         field, request, timeout, metadata = self._asked
-        number, coming = session.begin(field, request, timeout, metadata)
+        number, answers = session.begin(field, request, timeout, metadata)
         self._cancel = lambda: session.forget(number)
         self._stop = lambda: session.stop(number)
         try:
             while True:
                 async with asyncio.timeout_at(until_s):
-                    response = await coming.get()
+                    response = await answers.get()
                 if isinstance(response, Exception):
                     raise response
                 if response.HasField(field):
@@ -201,10 +201,10 @@ class _Session:
 
     async def ask(self, field: str, request: Any, timeout: float | None, metadata: Any) -> Any:
         """The one answer. Raises `AioRpcError`."""
-        number, coming = self.begin(field, request, timeout, metadata)
+        number, answers = self.begin(field, request, timeout, metadata)
         try:
             async with asyncio.timeout(timeout):
-                response = await coming.get()
+                response = await answers.get()
         except TimeoutError:
             raise self.late(number, f"no answer within {timeout} s") from None
         finally:
@@ -215,20 +215,20 @@ class _Session:
 
     def begin(self, field: str, request: Any, timeout: float | None, metadata: Any) -> tuple[int, asyncio.Queue[Any]]:
         """Queue a request; its id, and where its answers will be. `forget` it at the end."""
-        number, coming = next(self._ids), asyncio.Queue[Any]()
+        number, answers = next(self._ids), asyncio.Queue[Any]()
         message = pb.SessionRequest(
             id=number,
             timeout_ms=min(round(timeout * 1000), 0xFFFFFFFF) if timeout is not None else 0,
             traceparent=next((value for key, value in metadata or () if key == "traceparent"), ""),
             **{field: request},
         )
-        self._waiting[number] = coming
+        self._waiting[number] = answers
         self._unheard.append(message)
         if not self._tasks or self._tasks[0].done():
             self._tasks = [asyncio.create_task(self._run(), context=background())]
         self._say(message)
         self._wanted.set()
-        return number, coming
+        return number, answers
 
     def late(self, number: int, why: str) -> AioRpcError:
         """The error of a request whose time is over."""
@@ -334,9 +334,9 @@ class _Session:
 
     async def _follow(self) -> None:
         """One stream, from its opening to its end. Raises `AioRpcError`."""
-        shown = ((AUTHORIZATION, self._header),) if self._header else ()
-        known = ((NAME_HEADER, self._token), (RECEIVED_HEADER, str(self._received))) if self._token else ()
-        stream = self._method(metadata=(*SPOKEN, *shown, *known))
+        credentials = ((AUTHORIZATION, self._header),) if self._header else ()
+        resumed = ((NAME_HEADER, self._token), (RECEIVED_HEADER, str(self._received))) if self._token else ()
+        stream = self._method(metadata=(*SPOKEN, *credentials, *resumed))
         renewing: asyncio.Task[None] | None = None
         try:
             # Nothing is written before it is open: a write to a stream that was refused hides why.
@@ -374,17 +374,17 @@ class _Session:
             self._leaving = True
             self._leaves(self)
             return
-        coming = self._waiting.get(response.id)
-        if coming is not None:
+        answers = self._waiting.get(response.id)
+        if answers is not None:
             if response.last:
                 del self._waiting[response.id]
-            coming.put_nowait(_failure(response.error) if response.HasField("error") else response)
+            answers.put_nowait(_failure(response.error) if response.HasField("error") else response)
         if self._received - self._confirmed >= _CONFIRM_EVERY:
             self._confirmed = self._received
             self._say(pb.SessionRequest())
 
-    def _hear(self, heard: int) -> None:
-        while self._unheard and self._unheard[0].id <= heard:
+    def _hear(self, number: int) -> None:
+        while self._unheard and self._unheard[0].id <= number:
             self._unheard.popleft()
 
     def _say(self, message: pb.SessionRequest) -> None:
@@ -405,13 +405,13 @@ class _Session:
 
     def _fail(self, error: AioRpcError) -> None:
         """All that is asked."""
-        waiting, self._waiting = self._waiting, {}
+        unanswered, self._waiting = self._waiting, {}
         unheard = {message.id for message in self._unheard} if self._leaving else set()
         self._unheard.clear()
         self._outgoing.clear()
-        for number, coming in waiting.items():
-            known = error if number in self._written else unsent(error)
-            coming.put_nowait(_NotHeard() if number in unheard else known)
+        for number, answers in unanswered.items():
+            failure = error if number in self._written else unsent(error)
+            answers.put_nowait(_NotHeard() if number in unheard else failure)
         self._written.clear()
 
 
@@ -423,7 +423,7 @@ def _as_broken(error: AioRpcError) -> AioRpcError:
 
 
 def _failure(error: pb.SessionError) -> AioRpcError:
-    code = next((each for each in grpc.StatusCode if each.value[0] == error.status), grpc.StatusCode.UNKNOWN)
+    code = next((status for status in grpc.StatusCode if status.value[0] == error.status), grpc.StatusCode.UNKNOWN)
     return AioRpcError(code, Metadata(), Metadata(*error.trailers.items()), error.message)
 
 

@@ -74,12 +74,12 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
         field = str(trailers.get(_FIELD_KEY, ""))
         message = details.removeprefix(f"{field}: ") if field else details
         retry_after_s = int(trailers.get(_RETRY_KEY, 0)) / 1e3
-        made = errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
-        made.answered = True
-        return made
-    made = _bare_error(error.code(), details)
-    made.unsent = _UNSENT_KEY in trailers or details.startswith(_NOT_CONNECTED)
-    return made
+        failure = errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
+        failure.answered = True
+        return failure
+    failure = _bare_error(error.code(), details)
+    failure.unsent = _UNSENT_KEY in trailers or details.startswith(_NOT_CONNECTED)
+    return failure
 
 
 def _bare_error(code: grpc.StatusCode, details: str) -> errors.QuireError:

@@ -50,24 +50,26 @@ class Tls:
 
         def fetch() -> Any:
             try:
-                now = self.stamp()
-                if now == last[0]:
+                stamp = self.stamp()
+                if stamp == last[0]:
                     return None
-                made = self._certificates()
+                configuration = self._certificates()
             except ConfigInvalid:
                 return None  # half of a rotation: the old one serves until the new one is whole
-            last[0] = now
-            return made
+            last[0] = stamp
+            return configuration
 
-        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+        credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), fetch, require_client_authentication=clients_too
         )
-        return made
+        return credentials
 
     def _certificates(self) -> grpc.ServerCertificateConfiguration:
         pair: Any = [(_read(self.key), _read(self.cert))]
-        made: grpc.ServerCertificateConfiguration = grpc.ssl_server_certificate_configuration(pair, _read(self.ca))
-        return made
+        configuration: grpc.ServerCertificateConfiguration = grpc.ssl_server_certificate_configuration(
+            pair, _read(self.ca)
+        )
+        return configuration
 
 
 def tls_of_environment(server_name: str = "") -> Tls | None:
@@ -139,14 +141,14 @@ class RotatingChannel:
             await channel.close()
 
     def _method(self, kind: str, arguments: Any, options: Any) -> Any:
-        made: dict[int, Any] = {}
+        methods: dict[int, Any] = {}
 
         def call(*request: Any, **context: Any) -> Any:
             channel = self.now()
-            if id(channel) not in made:
-                made.clear()
-                made[id(channel)] = getattr(channel, kind)(*arguments, **options)
-            return made[id(channel)](*request, **context)
+            if id(channel) not in methods:
+                methods.clear()
+                methods[id(channel)] = getattr(channel, kind)(*arguments, **options)
+            return methods[id(channel)](*request, **context)
 
         call._method = arguments[0]  # type: ignore[attr-defined]
         return call

@@ -20,19 +20,23 @@ def understood(newest: int) -> bool:
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Of a request; one that says nothing comes from a plain gRPC client. Raises `VersionUnsupported`."""
-    said = metadata.get(HEADER)
-    if said is None:
+    announced = metadata.get(HEADER)
+    if announced is None:
         return
-    oldest, _, newest = said.partition("-")
+    oldest, _, newest = announced.partition("-")
     newest = newest or oldest
     fits = oldest.isdigit() and newest.isdigit() and int(oldest) <= PROTOCOL_VERSION and understood(int(newest))
     if not fits:
-        here = SPOKEN[0][1]
-        raise VersionUnsupported(f"it speaks protocol {said}, here {here}: upgrade the older side", field="protocol")
+        version = SPOKEN[0][1]
+        raise VersionUnsupported(
+            f"it speaks protocol {announced}, here {version}: upgrade the older side", field="protocol"
+        )
 
 
 def check(newest: int) -> None:
     """Of a node. Raises `VersionUnsupported`."""
     if not understood(newest):
-        here = SPOKEN[0][1]
-        raise VersionUnsupported(f"it speaks protocol {newest}, here {here}: upgrade the older side", field="protocol")
+        version = SPOKEN[0][1]
+        raise VersionUnsupported(
+            f"it speaks protocol {newest}, here {version}: upgrade the older side", field="protocol"
+        )

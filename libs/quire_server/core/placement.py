@@ -45,9 +45,9 @@ def cut(first: int, stop: int, chunk_bytes: int, room: int = 0) -> list[tuple[in
     """(first, stop) of the ranges of chunks first … stop-1; the first of them takes `room` chunks, if that is not 0."""
     step, bounds, at = range_chunks(chunk_bytes), list[tuple[int, int]](), first
     while at < stop:
-        after = min(stop, at + (room if room and at == first else step))
-        bounds.append((at, after))
-        at = after
+        stop_at = min(stop, at + (room if room and at == first else step))
+        bounds.append((at, stop_at))
+        at = stop_at
     return bounds
 
 
@@ -93,7 +93,7 @@ def readable_each(
 
     What only the object tier has goes to the node with the strongest claim on it, whatever it is asked for with.
     """
-    there: list[int] = []
+    present: list[int] = []
     ranges: list[ChunkRange] = []
     choice = _Choice(live, reader)
     for at, names in enumerate(holders):
@@ -103,9 +103,9 @@ def readable_each(
         elif OBJECT_TIER in names and live:
             node_id = claims_by_capacity(live.values()).strongest([keys.at(at)])[0]
         if node_id:
-            extend(ranges, ChunkRange(node_id, len(there), 1))
-            there.append(at)
-    return there, ranges
+            extend(ranges, ChunkRange(node_id, len(present), 1))
+            present.append(at)
+    return present, ranges
 
 
 class _Choice:
@@ -123,16 +123,18 @@ class _Choice:
         if names not in self._nearest:
             nodes = [self._live[name] for name in names if name in self._live]
             distances = [self._reader.client.distance(node.location) for node in nodes]
-            near = min(distances, default=0)
-            self._nearest[names] = [node for node, each in zip(nodes, distances, strict=True) if each == near]
+            nearest = min(distances, default=0)
+            self._nearest[names] = [
+                node for node, distance in zip(nodes, distances, strict=True) if distance == nearest
+            ]
         return self._nearest[names]
 
-    def of(self, names: tuple[str, ...], before: Sequence[ChunkRange]) -> str:
+    def of(self, names: tuple[str, ...], ranges: Sequence[ChunkRange]) -> str:
         """One of them: the one that has what is before, while that is less than a range."""
         nodes = self.holders(names)
         if len(nodes) == 1:
             return nodes[0].node_id
-        last = before[-1] if before else None
+        last = ranges[-1] if ranges else None
         if last is not None and last.count < self._step and any(node.node_id == last.node_id for node in nodes):
             return last.node_id
         self._turn += 1
@@ -145,7 +147,7 @@ class _Choice:
 
 def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list[NodeAddress]:
     """How the nodes that `ranges` name are reached, in order of appearance."""
-    nodes = [live[name] for name in dict.fromkeys(each.node_id for each in ranges)]
+    nodes = [live[name] for name in dict.fromkeys(run.node_id for run in ranges)]
     return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
 
 
@@ -159,9 +161,9 @@ def link_rates_of(members: Iterable[Node]) -> dict[str, int]:
     return rates
 
 
-def extend(ranges: list[ChunkRange], more: ChunkRange) -> None:
+def extend(ranges: list[ChunkRange], run: ChunkRange) -> None:
     """Append, as one with the last range if that is of the same node."""
-    if ranges and ranges[-1].node_id == more.node_id:
+    if ranges and ranges[-1].node_id == run.node_id:
         last = ranges.pop()
-        more = ChunkRange(last.node_id, last.first, last.count + more.count)
-    ranges.append(more)
+        run = ChunkRange(last.node_id, last.first, last.count + run.count)
+    ranges.append(run)

@@ -134,8 +134,8 @@ class AccessKeys:
         if key is None:
             return None
         same = (grant.tenant, grant.bucket, grant.prefix)
-        others = [each for each in key.grants if (each.tenant, each.bucket, each.prefix) != same]
-        key = replace(key, grants=(*others, grant))
+        remaining = [grant for grant in key.grants if (grant.tenant, grant.bucket, grant.prefix) != same]
+        key = replace(key, grants=(*remaining, grant))
         await self._write(key)
         return key
 
@@ -150,8 +150,8 @@ class AccessKeys:
 
     async def all(self) -> list[AccessKey]:
         async with metadata_errors():
-            found = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
-        return [_unpack(name.decode(), raw) for name, raw in sorted(found.items())]
+            records = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
+        return [_unpack(name.decode(), raw) for name, raw in sorted(records.items())]
 
     def secret(self, key: AccessKey) -> str:
         """What its holder signs with; 40 characters."""
@@ -172,7 +172,7 @@ class AccessKeys:
         return tuple(salt_of(tenant, secret) for secret in self._secrets)
 
     async def _write(self, key: AccessKey) -> None:
-        grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]
+        grants = [[grant.tenant, grant.bucket, grant.prefix, int(grant.level)] for grant in key.grants]
         fields = [key.tenant, grants, key.generation, key.read_only, key.rdma]
         raw = cbor2.dumps([*fields, key.expires_ms] if key.expires_ms else fields)  # releases before 0.3 read five
         async with metadata_errors():
@@ -186,5 +186,5 @@ def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
 
 def _unpack(name: str, raw: bytes) -> AccessKey:
     tenant, grants, generation, read_only, rdma, *expiry = cbor2.loads(raw)
-    made = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
-    return AccessKey(name, tenant, made, generation, read_only, rdma, expiry[0] if expiry else 0)
+    granted = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
+    return AccessKey(name, tenant, granted, generation, read_only, rdma, expiry[0] if expiry else 0)

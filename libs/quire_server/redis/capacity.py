@@ -20,13 +20,13 @@ _EACH_S: Final = 15.0
 
 def warnings(info: Mapping[str, Any]) -> list[str]:
     """Of INFO of a Redis: what would lose names of images and S3 objects, which are nowhere else."""
-    found = []
+    problems = []
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory", 0) and policy != "noeviction":
-        found.append(f"maxmemory-policy is {policy}: a full Redis drops records; set noeviction")
+        problems.append(f"maxmemory-policy is {policy}: a full Redis drops records; set noeviction")
     if not info.get("aof_enabled", 1):
-        found.append("appendonly is off: a restart loses what came after the last snapshot; set appendonly yes")
-    return found
+        problems.append("appendonly is off: a restart loses what came after the last snapshot; set appendonly yes")
+    return problems
 
 
 def fullness(info: Mapping[str, Any]) -> float:
@@ -81,7 +81,7 @@ class RedisCapacity:
     def _look(self, infos: Mapping[str, Mapping[str, Any]]) -> None:
         self._used = sum(info.get("used_memory", 0) for info in infos.values())
         self._share = max(map(fullness, infos.values()), default=0.0)
-        problems = sorted({each for info in infos.values() for each in warnings(info)} - self._told)
+        problems = sorted({warning for info in infos.values() for warning in warnings(info)} - self._told)
         if problems:
             self._told.update(problems)
             logger().warning("Redis may lose what it is told", problems=problems)

@@ -108,19 +108,19 @@ def _by_sentinel(where: SplitResult, options: dict[str, Any]) -> redis.Redis:
 
 def _hosts(where: SplitResult) -> list[tuple[str, int]]:
     """Raises `ValueError`."""
-    found = []
-    for each in where.netloc.rpartition("@")[2].split(","):
-        parts = urlsplit(f"//{each}")
+    hosts = []
+    for part in where.netloc.rpartition("@")[2].split(","):
+        parts = urlsplit(f"//{part}")
         if not parts.hostname or not parts.port:
-            raise ValueError(f"{each!r} is not host:port")
-        found.append((parts.hostname, parts.port))
-    return found
+            raise ValueError(f"{part!r} is not host:port")
+        hosts.append((parts.hostname, parts.port))
+    return hosts
 
 
 def _credentials(where: SplitResult) -> dict[str, Any]:
     user, colon, password = where.netloc.rpartition("@")[0].partition(":")
-    found = {"username": unquote(user)} if user else {}
-    return found | ({"password": unquote(password)} if colon else {})
+    credentials = {"username": unquote(user)} if user else {}
+    return credentials | ({"password": unquote(password)} if colon else {})
 
 
 def _tls(where: SplitResult, scheme: str) -> dict[str, Any]:

@@ -33,14 +33,14 @@ class CacheEvents:
             pipeline = self._client.pipeline(transaction=False)
             if gap:
                 pipeline.xadd(_KEY, {"k": _GAP}, maxlen=self._kept, approximate=True)
-            for each in events:
+            for event in events:
                 fields: dict[Any, Any] = {
-                    "k": each.kind.value,
-                    "h": each.holder,
-                    "c": each.keys.packed,
-                    "p": each.parents,
-                    "t": each.at_ms,
-                    "n": each.namespace,
+                    "k": event.kind.value,
+                    "h": event.holder,
+                    "c": event.keys.packed,
+                    "p": event.parents,
+                    "t": event.at_ms,
+                    "n": event.namespace,
                 }
                 pipeline.xadd(_KEY, fields, maxlen=self._kept, approximate=True)
             await pipeline.execute()
@@ -54,37 +54,37 @@ class CacheEvents:
             async with metadata_errors():
                 latest: Any = await self._client.xrevrange(_KEY, count=1)
                 return EventPage((), latest[0][0].decode() if latest else await self._begin())
-        after = _number(cursor)
+        number = _number(cursor)
         async with metadata_errors():
-            found: Any = await self._client.xrange(_KEY, min=f"({cursor}", count=limit)
+            rows: Any = await self._client.xrange(_KEY, min=f"({cursor}", count=limit)
             first: Any = await self._client.xrange(
                 _KEY, count=1
             )  # not before: what is trimmed meanwhile counts as lost
             if not first:  # Redis lost the stream
                 return EventPage((), await self._begin(), lost=True)
         # The cursor's event is no longer in the stream; events behind it may be missing too.
-        lost = _number(first[0][0].decode()) > after or any(int(fields[b"k"]) == _GAP for _, fields in found)
-        events = tuple(event for _, fields in found if (event := _event(fields)) is not None)
-        return EventPage(events, found[-1][0].decode() if found else cursor, lost)
+        is_lost = _number(first[0][0].decode()) > number or any(int(fields[b"k"]) == _GAP for _, fields in rows)
+        events = tuple(event for _, fields in rows if (event := _event(fields)) is not None)
+        return EventPage(events, rows[-1][0].decode() if rows else cursor, is_lost)
 
     async def _begin(self) -> str:
         """Of a stream without entries: the cursor of one that it has now."""
-        begun: Any = await self._client.xadd(_KEY, {"k": _GAP})
-        return str(begun.decode())
+        cursor: Any = await self._client.xadd(_KEY, {"k": _GAP})
+        return str(cursor.decode())
 
 
 def _number(cursor: str) -> tuple[int, int]:
-    found = _CURSOR.fullmatch(cursor)
-    left, right = (int(part) for part in found.groups()) if found else (1 << 64, 0)
-    if max(left, right) >= 1 << 64:
+    match = _CURSOR.fullmatch(cursor)
+    milliseconds, right = (int(part) for part in match.groups()) if match else (1 << 64, 0)
+    if max(milliseconds, right) >= 1 << 64:
         raise InvalidRequest(f"{cursor!r} is no cursor", field="after")
-    return left, right
+    return milliseconds, right
 
 
 def _event(fields: dict[bytes, bytes]) -> CacheEvent | None:
     """None for a gap, and for what a newer release says."""
     kind = int(fields[b"k"])
-    if kind not in {each.value for each in EventKind}:
+    if kind not in {member.value for member in EventKind}:
         return None
     return CacheEvent(
         kind=EventKind(kind),

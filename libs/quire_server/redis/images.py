@@ -41,16 +41,16 @@ class Images:
         packed = _pack(entry)
         assert packed[3:35] == entry.record_sha256, "the script reads it there"
         async with metadata_errors():
-            before = await self._put(
+            previous = await self._put(
                 keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _CHARGED],
                 args=[
                     *(entry.image_id, packed, entry.record_name, int(expected.absent), expected.record_sha256),
                     *(_member(tenant, entry.image_id), entry.expires_ms, tenant),
                 ],
             )
-        if before == 0:
+        if previous == 0:
             raise ConditionFailed(f"{entry.image_id!r} is not as it was expected to be", field="expected")
-        return _unpack(entry.image_id, before) if before else None
+        return _unpack(entry.image_id, previous) if previous else None
 
     async def get(self, tenant: str, image_id: str) -> ImageEntry | None:
         async with metadata_errors():
@@ -80,8 +80,8 @@ class Images:
     async def expired(self, now_ms: int, limit: int) -> list[tuple[str, str]]:
         """Tenants and ids of images whose time is up."""
         async with metadata_errors():
-            found = await self._client.zrangebyscore(_EXPIRES, "-inf", now_ms, start=0, num=limit)
-        members = (cast(bytes, each).decode().partition("\0") for each in found)
+            rows = await self._client.zrangebyscore(_EXPIRES, "-inf", now_ms, start=0, num=limit)
+        members = (cast(bytes, row).decode().partition("\0") for row in rows)
         return [(tenant, image_id) for tenant, _, image_id in members]
 
     async def release(self, record_name: bytes) -> bool:
@@ -112,11 +112,11 @@ class Images:
         low = f"({after}".encode() if after >= prefix and after else f"[{prefix}".encode()
         high = b"[" + prefix.encode() + b"\xff" if prefix else b"+"  # above every byte of UTF-8
         async with metadata_errors():
-            found = await self._client.zrange(_ids(tenant), low, high, bylex=True, offset=0, num=limit)
-            ids = cast(list[bytes], found)
-            names = [each.decode() for each in ids]
+            rows = await self._client.zrange(_ids(tenant), low, high, bylex=True, offset=0, num=limit)
+            ids = cast(list[bytes], rows)
+            names = [row.decode() for row in ids]
             raws = cast(list[bytes | None], await self._client.hmget(_entries(tenant), names) if ids else [])
-        entries = [_unpack(each.decode(), raw) for each, raw in zip(ids, raws, strict=True) if raw]
+        entries = [_unpack(image_id.decode(), raw) for image_id, raw in zip(ids, raws, strict=True) if raw]
         return entries, ids[-1].decode() if len(ids) >= limit else ""
 
 

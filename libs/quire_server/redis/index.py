@@ -72,9 +72,9 @@ class PrefixIndex(BucketScripts):
         openers = [prints[at : at + PRINT_BYTES] for at in range(0, len(prints), step)]
         if self._cluster:
             return await self._match_each(prints, openers, pin)
-        names, arguments = [bucket_key(each) for each in openers], [prints, BUCKET_CHUNKS, len(openers)]
+        names, arguments = [bucket_key(opener) for opener in openers], [prints, BUCKET_CHUNKS, len(openers)]
         if pin is not None:
-            names += [pins_key(each) for each in openers]
+            names += [pins_key(opener) for opener in openers]
             arguments += pin_arguments(pin)
         return runs_of(await self._run("match", names, arguments))
 
@@ -132,10 +132,12 @@ class PrefixIndex(BucketScripts):
             out += await self._unregister(fingerprint(bucket), arguments, now_ms)
         return out
 
-    async def unregister_held(self, node_id: str, held: Sequence[Held], now_ms: int) -> None:
+    async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
         """`node_id` holds these no more, which `holdings` has told of."""
-        for bucket, group in groupby(sorted(held, key=lambda each: each.bucket), key=lambda each: each.bucket):
-            prints = b"".join(each.fingerprint for each in group)
+        for bucket, group in groupby(
+            sorted(holdings, key=lambda holding: holding.bucket), key=lambda holding: holding.bucket
+        ):
+            prints = b"".join(holding.fingerprint for holding in group)
             await self._unregister(bucket, [node_id, prints, now_ms, "", ""], now_ms)
 
     async def _unregister(self, bucket: bytes, arguments: list[Any], now_ms: int) -> list[bool]:
@@ -171,20 +173,20 @@ class PrefixIndex(BucketScripts):
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         """Return for each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
-        found: list[bytes] = []
+        pages: list[bytes] = []
         if not self._cluster:
             for at in range(0, len(chunks), _HELD_AT_ONCE):
                 part = chunks[at : at + _HELD_AT_ONCE]
                 names = [bucket_key(fingerprint(chunk.bucket)) for chunk in part]
-                found += await self._run("holders", names, [fingerprints(_keys(part))])
+                pages += await self._run("holders", names, [fingerprints(_keys(part))])
         else:
             calls: list[tuple[list[bytes], list[Any]]] = []
             for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
                 records = list(group)
                 calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
             for part_found in await self._all("holders", calls):
-                found += part_found
-        return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in found]
+                pages += part_found
+        return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in pages]
 
     async def epoch(self) -> str:
         """Random name of this index, given when it is first asked for: an index that was lost has another.
@@ -209,13 +211,13 @@ class PrefixIndex(BucketScripts):
     async def listings(self, only: str = "") -> dict[str, Listing]:
         """For every node that was ever listed, or one, how many chunks it is listed for, and their digest."""
         tags = [TAGS] if not self._cluster else [[tag] for tag in TAGS]
-        found = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
+        counts_of = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
         changes = await self._changes(only)
         counts = dict.fromkeys(changes, (0, 0))
-        for flat in found:
+        for flat in counts_of:
             for name, count, digest in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-                before = counts.get(name, (0, 0))
-                counts[name] = before[0] + int(count), (before[1] + int(digest)) % DIGEST_MODULUS
+                total = counts.get(name, (0, 0))
+                counts[name] = total[0] + int(count), (total[1] + int(digest)) % DIGEST_MODULUS
         return {
             name.decode(): Listing(count, digest, int(changes.get(name, b"0")))
             for name, (count, digest) in counts.items()
@@ -241,14 +243,14 @@ class PrefixIndex(BucketScripts):
         is in one page at least.
         """
         async with metadata_errors():
-            names, after = await self._scan(cursor, PAGES, "string")
-        found: list[Held] = []
+            names, next_cursor = await self._scan(cursor, PAGES, "string")
+        holdings: list[Held] = []
         for name, packed in zip(names, await self._all("held", [([name], [node_id]) for name in names]), strict=True):
             bucket = bucket_of_page(name)
             for at in range(0, len(packed), 2 * PRINT_BYTES):
                 middle, end = at + PRINT_BYTES, at + 2 * PRINT_BYTES
-                found.append(Held(packed[at:middle], bucket, int.from_bytes(packed[middle:end], "big")))
-        return found, after
+                holdings.append(Held(packed[at:middle], bucket, int.from_bytes(packed[middle:end], "big")))
+        return holdings, next_cursor
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
         """A page of what `node_id` is to drop, and the next cursor, 0 at the end. One is kept until it is settled, or
@@ -260,10 +262,10 @@ class PrefixIndex(BucketScripts):
                 pipeline = self._client.pipeline(transaction=False)
                 for tag in TAGS[number:]:
                     pipeline.exists(drops_key(node_id, tag))
-                there = await pipeline.execute()
-                if not any(there):
+                presence = await pipeline.execute()
+                if not any(presence):
                     return [], 0
-                number += there.index(1)
+                number += presence.index(1)
             page_cursor, fields = await self._client.hscan(drops_key(node_id, TAGS[number]), at, count=_DROPS_PAGE)
         in_tag = int(page_cursor)
         next_cursor = in_tag | number << _TAG_SHIFT if in_tag else (number + 1) << _TAG_SHIFT
@@ -291,7 +293,7 @@ class PrefixIndex(BucketScripts):
         for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = _keys([chunk for chunk, _ in part])
-            packed = b"".join(each.to_bytes(8, "big") for _, each in part)
+            packed = b"".join(number.to_bytes(8, "big") for _, number in part)
             mask = await self._change("add_objects", opener, [fingerprints(keys), packed, keys, bucket])
             marks += [_OBJECT_MARKS[mark] for mark in mask]
         return marks
@@ -319,8 +321,8 @@ class PrefixIndex(BucketScripts):
             pipeline = self._client.pipeline(transaction=False)
             for tag in TAGS:
                 pipeline.zrangebyscore(tagged(b"due", tag), 0, now_ms, 0, limit)
-            due = [each for found in await pipeline.execute() for each in found][:limit]
-        chunks = [ChunkRecord(each[KEY_BYTES:], b"", each[:KEY_BYTES], b"") for each in due]
+            due_names = [name for answer in await pipeline.execute() for name in answer][:limit]
+        chunks = [ChunkRecord(name[KEY_BYTES:], b"", name[:KEY_BYTES], b"") for name in due_names]
         claimed: list[ChunkRecord] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
@@ -380,15 +382,15 @@ class PrefixIndex(BucketScripts):
             pipeline = self._client.pipeline(transaction=False)
             for at in range(0, len(prints), step):
                 part = prints[at : at + step]
-                pins = (part[each : each + PRINT_BYTES] + lease_id for each in range(0, len(part), PRINT_BYTES))
+                pins = (part[at : at + PRINT_BYTES] + lease_id for at in range(0, len(part), PRINT_BYTES))
                 pipeline.hdel(pins_key(part[:PRINT_BYTES]), *pins)
             return sum(await pipeline.execute())
 
     async def pins(self, bucket: bytes) -> int:
         """How many pins a bucket has; expired ones count for ten seconds more."""
         async with metadata_errors():
-            held = await self._client.hkeys(pins_key(fingerprint(bucket)))
-            return len([name for name in held if len(name) > PRINT_BYTES])
+            fields = await self._client.hkeys(pins_key(fingerprint(bucket)))
+            return len([name for name in fields if len(name) > PRINT_BYTES])
 
     # ----
 
@@ -399,7 +401,7 @@ class PrefixIndex(BucketScripts):
         calls = [
             (bucket_keys(fingerprint(bucket)), self._registration(node_id, group, fresh)) for bucket, group in groups
         ]
-        return [each for marks in await self._all("register", calls) for each in _generations(marks)]
+        return [generation for marks in await self._all("register", calls) for generation in _generations(marks)]
 
     def _registration(
         self,

@@ -82,7 +82,7 @@ class Membership:
         arguments = [_CHANNEL, *chain.from_iterable(renewals)]
         async with metadata_errors():
             done = await self._renew(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY, _FIGURES_KEY], args=arguments)
-        return [bool(each) for each in done]
+        return [bool(mark) for mark in done]
 
     async def _gathered(self, arguments: Sequence[str | bytes | int], gather_s: float) -> bool:
         renewal = _Renewal(arguments, asyncio.get_running_loop().create_future())
@@ -97,18 +97,18 @@ class Membership:
         await asyncio.sleep(gather_s)
         renewals, self._renewals = self._renewals, []
         for first in range(0, len(renewals), _TOGETHER_MAX):
-            some = renewals[first : first + _TOGETHER_MAX]
+            batch = renewals[first : first + _TOGETHER_MAX]
             try:
-                done: list[bool | QuireError] = list(await self._renew_all([each.arguments for each in some]))
+                done: list[bool | QuireError] = list(await self._renew_all([renewal.arguments for renewal in batch]))
             except QuireError as error:
-                done = [error] * len(some)
-            for each, answer in zip(some, done, strict=True):
-                if each.renewed.done():  # who asked has gone
+                done = [error] * len(batch)
+            for renewal, answer in zip(batch, done, strict=True):
+                if renewal.renewed.done():  # who asked has gone
                     continue
                 if isinstance(answer, QuireError):
-                    each.renewed.set_exception(answer)
+                    renewal.renewed.set_exception(answer)
                 else:
-                    each.renewed.set_result(answer)
+                    renewal.renewed.set_result(answer)
 
     async def leave(self, node_id: str, incarnation: str) -> bool:
         """Forget a node that is stopping, unless it has restarted since; whether it was forgotten."""
@@ -127,20 +127,20 @@ class Membership:
     async def live(self) -> list[Node]:
         """Members whose time is not over, by name, without their figures for people."""
         async with metadata_errors():
-            found = await self._live(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY])
-        entries, expiries, used = (dict(zip(each[::2], each[1::2], strict=True)) for each in found[:3])
-        now_ms = _ms_of(found[3])
-        known: dict[bytes, tuple[bytes, bytes, Node]] = {}
+            tables = await self._live(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY])
+        entries, expiries, used = (dict(zip(table[::2], table[1::2], strict=True)) for table in tables[:3])
+        now_ms = _ms_of(tables[3])
+        parsed: dict[bytes, tuple[bytes, bytes, Node]] = {}
         for name, raw in entries.items():
             if int(expiries.get(name, b"0")) > now_ms:
-                before = self._known.get(name)
+                previous = self._known.get(name)
                 size = used.get(name, b"0")
-                if before is not None and before[:2] == (raw, size):
-                    known[name] = before
+                if previous is not None and previous[:2] == (raw, size):
+                    parsed[name] = previous
                 elif (node := _node(name, raw)) is not None:
-                    known[name] = raw, size, _with_used(node, int(size))
-        self._known = known
-        return [node for _, _, node in sorted(known.values(), key=lambda each: each[2].node_id)]
+                    parsed[name] = raw, size, _with_used(node, int(size))
+        self._known = parsed
+        return [node for _, _, node in sorted(parsed.values(), key=lambda row: row[2].node_id)]
 
     async def now_ms(self) -> int:
         """Read the clock that decides about members' expiry, in ms since the Unix epoch."""
@@ -153,9 +153,9 @@ class Membership:
         if not nodes:
             return []
         async with metadata_errors():
-            found: Any = self._client.hmget(_FIGURES_KEY, [node.node_id for node in nodes])
-            figures = [common_pb2.Node.FromString(raw or b"") for raw in await found]
-        return [_with_figures(node, each) for node, each in zip(nodes, figures, strict=True)]
+            replies: Any = self._client.hmget(_FIGURES_KEY, [node.node_id for node in nodes])
+            figures = [common_pb2.Node.FromString(raw or b"") for raw in await replies]
+        return [_with_figures(node, raw) for node, raw in zip(nodes, figures, strict=True)]
 
 
 def _ms_of(time: Sequence[bytes]) -> int:

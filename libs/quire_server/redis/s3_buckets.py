@@ -69,7 +69,7 @@ class S3Buckets:
                     "charged",
                     "waste",
                     "stored",
-                    *(f"parts:{each.decode()}" for each in uploads),
+                    *(f"parts:{upload.decode()}" for upload in uploads),
                 ]
                 keys = [_of(tenant, bucket, name) for name in names]
                 dropped = int(await self._drop(keys=keys, args=[len(uploads), now_ms]))
@@ -80,14 +80,14 @@ class S3Buckets:
     async def all(self, tenant: str) -> list[tuple[str, float]]:
         """Names and times of creation, in order."""
         async with metadata_errors():
-            found = cast(dict[bytes, bytes], await self._client.hgetall(_buckets(tenant)))
-        return sorted((name.decode(), float(cbor2.loads(raw))) for name, raw in found.items())
+            rows = cast(dict[bytes, bytes], await self._client.hgetall(_buckets(tenant)))
+        return sorted((name.decode(), float(cbor2.loads(raw))) for name, raw in rows.items())
 
     async def everywhere(self) -> list[tuple[str, str]]:
         """(tenant, bucket) of all; for the sweep."""
         async with metadata_errors():
-            found = cast(set[bytes], await self._client.smembers(_PLACES))
-        places = [place.decode().split("/", 1) for place in found]
+            rows = cast(set[bytes], await self._client.smembers(_PLACES))
+        places = [place.decode().split("/", 1) for place in rows]
         return [(tenant, bucket) for tenant, bucket in places]
 
     async def stored_bytes(self, tenant: str) -> int:
@@ -170,8 +170,8 @@ class S3Buckets:
     async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
         """Blobs that may go."""
         async with metadata_errors():
-            found = await self._client.zrangebyscore(_of(tenant, bucket, "garbage"), "-inf", now_ms, start=0, num=limit)
-        return [blob.decode() for blob in cast(list[bytes], found)]
+            rows = await self._client.zrangebyscore(_of(tenant, bucket, "garbage"), "-inf", now_ms, start=0, num=limit)
+        return [blob.decode() for blob in cast(list[bytes], rows)]
 
     async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
         """Nothing refers to these, nothing reads them."""
@@ -206,12 +206,12 @@ class S3Buckets:
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
         """In order of key and time."""
         async with metadata_errors():
-            found = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "uploads")))
+            rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "uploads")))
         uploads = []
-        for upload_id, raw in found.items():
+        for upload_id, raw in rows.items():
             key, started_s, headers, metadata = cbor2.loads(raw)
             uploads.append(Upload(key, upload_id.decode(), started_s, headers, metadata))
-        return sorted(uploads, key=lambda each: (each.key, each.started_s))
+        return sorted(uploads, key=lambda upload: (upload.key, upload.started_s))
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
         """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
@@ -234,8 +234,8 @@ class S3Buckets:
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         async with metadata_errors():
-            found = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, f"parts:{upload_id}")))
-        return {int(number): unpack_part(int(number), raw) for number, raw in found.items()}
+            rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, f"parts:{upload_id}")))
+        return {int(number): unpack_part(int(number), raw) for number, raw in rows.items()}
 
     async def complete(
         self,
@@ -276,8 +276,8 @@ class S3Buckets:
     async def forget_place(self, tenant: str, bucket: str) -> None:
         """If there is no such bucket any more, and no garbage of it: the sweep need not look there."""
         async with metadata_errors():
-            kept = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
-            if not kept:
+            remains = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
+            if not remains:
                 await self._client.srem(_PLACES, f"{tenant}/{bucket}")
 
 
@@ -295,6 +295,6 @@ def _buckets(tenant: str) -> str:
     return f"quire:s3:{tenant}:buckets"
 
 
-def _of(tenant: str, bucket: str, what: str) -> str:
+def _of(tenant: str, bucket: str, part: str) -> str:
     """All of a bucket is in one slot of a Redis cluster but for the tenant's list of buckets."""
-    return f"quire:s3:{{{tenant}/{bucket}}}:{what}"
+    return f"quire:s3:{{{tenant}/{bucket}}}:{part}"

@@ -44,6 +44,9 @@ def publish_expiry(files: Sequence[Path]) -> None:
 def expiry_s(file: Path) -> float:
     """When the first certificate in a file expires, Unix time in seconds; 0 if the file has none."""
     try:
-        return min(each.not_valid_after_utc.timestamp() for each in x509.load_pem_x509_certificates(file.read_bytes()))
+        return min(
+            certificate.not_valid_after_utc.timestamp()
+            for certificate in x509.load_pem_x509_certificates(file.read_bytes())
+        )
     except (OSError, ValueError):
         return _UNREADABLE

@@ -57,17 +57,17 @@ class LogDedup:
         if event.get("level") not in _LEVELS or "repeated" in event:
             return event
         now_s, same = self._clock(), _same(event)
-        seen = self._seen.get(same)
-        if seen is None:
+        record = self._seen.get(same)
+        if record is None:
             if len(self._seen) < _KEPT_MAX:
                 self._seen[same] = _Seen(now_s, now_s)
             return event
-        seen.last_s = now_s
-        if now_s - seen.written_s < _AGAIN_S:
-            seen.left_out += 1
-            seen.last = dict(event)
+        record.last_s = now_s
+        if now_s - record.written_s < _AGAIN_S:
+            record.left_out += 1
+            record.last = dict(event)
             raise structlog.DropEvent
-        event["repeated"], seen.left_out, seen.written_s = seen.left_out + 1, 0, now_s
+        event["repeated"], record.left_out, record.written_s = record.left_out + 1, 0, now_s
         return event
 
     def ended(self) -> list[dict[str, Any]]:
@@ -75,9 +75,11 @@ class LogDedup:
         written; what came once is forgotten without a word.
         """
         now_s = self._clock()
-        over = [same for same, seen in list(self._seen.items()) if now_s - seen.last_s >= _ENDED_S]
-        gone = [seen for same in over if (seen := self._seen.pop(same, None)) is not None]  # other threads log, too
-        return [seen.last | {"repeated": seen.left_out, "ended": True} for seen in gone if seen.left_out]
+        over = [same for same, record in list(self._seen.items()) if now_s - record.last_s >= _ENDED_S]
+        ended = [
+            record for same in over if (record := self._seen.pop(same, None)) is not None
+        ]  # other threads log, too
+        return [record.last | {"repeated": record.left_out, "ended": True} for record in ended if record.left_out]
 
 
 def _same(event: Event) -> Same:

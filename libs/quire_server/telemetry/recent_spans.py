@@ -34,8 +34,8 @@ class RecentSpans(SpanProcessor):
         self._service = ""
         self._spans: deque[ReadableSpan] = deque(maxlen=0)
 
-    def keep(self, service: str, most: int) -> None:
-        self._service, self._spans = service, deque(maxlen=most)
+    def keep(self, service: str, limit: int) -> None:
+        self._service, self._spans = service, deque(maxlen=limit)
 
     def on_end(self, span: ReadableSpan) -> None:
         self._spans.append(span)

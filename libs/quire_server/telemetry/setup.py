@@ -86,11 +86,11 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
     trace.set_tracer_provider(provider)
 
 
-def keep_spans(service: str, most: int) -> None:
+def keep_spans(service: str, limit: int) -> None:
     """Keep the last spans in memory, whether or not they are exported; 0 for none."""
-    if not most:
+    if not limit:
         return
-    recent_spans.keep(service, most)
+    recent_spans.keep(service, limit)
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         provider = TracerProvider()

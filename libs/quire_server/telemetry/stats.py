@@ -52,13 +52,13 @@ def _observe(snapshot: _Snapshot, row: Stat, _: CallbackOptions) -> Iterable[Obs
         if head in values:
             yield Observation(values[head] * row.scale)
         return
-    found = {
+    figures = {
         name[len(head) : len(name) - len(tail)]: value * row.scale
         for name, value in values.items()
         if name.startswith(head) and name.endswith(tail) and len(name) > len(head) + len(tail)
     }
-    largest = sorted(found, key=lambda label: -found[label])
+    largest = sorted(figures, key=lambda label: -figures[label])
     for label in largest[:_LABELS_MAX]:
-        yield Observation(found[label], {row.label: label})
+        yield Observation(figures[label], {row.label: label})
     if rest := largest[_LABELS_MAX:]:
-        yield Observation(sum(found[label] for label in rest), {row.label: _OTHERS})
+        yield Observation(sum(figures[label] for label in rest), {row.label: _OTHERS})

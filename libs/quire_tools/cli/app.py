@@ -99,15 +99,15 @@ def certs(
     from quire.wire.tls import OPERATOR, SERVICES
     from quire_server.certs import make
 
-    made = make(folder, host or [], days)
-    operator = made.members[OPERATOR]
-    print(f"# every service\nQUIRE_CLUSTER_CA={made.ca}")
+    certificates = make(folder, host or [], days)
+    operator = certificates.members[OPERATOR]
+    print(f"# every service\nQUIRE_CLUSTER_CA={certificates.ca}")
     for name in SERVICES:
-        pair = made.members[name]
+        pair = certificates.members[name]
         print(f"# {name}\nQUIRE_CLUSTER_CERT={pair.cert}\nQUIRE_CLUSTER_KEY={pair.key}")
         if name == "gateway":
-            print(f"QUIRE_GATEWAY_TLS_CERT={made.public.cert}\nQUIRE_GATEWAY_TLS_KEY={made.public.key}")
-    print(f"# operators; clients need the first alone\nQUIRE_CLIENT_CA={made.ca}")
+            print(f"QUIRE_GATEWAY_TLS_CERT={certificates.public.cert}\nQUIRE_GATEWAY_TLS_KEY={certificates.public.key}")
+    print(f"# operators; clients need the first alone\nQUIRE_CLIENT_CA={certificates.ca}")
     print(f"QUIRE_CLIENT_CERT={operator.cert}\nQUIRE_CLIENT_KEY={operator.key}")
 
 
@@ -177,8 +177,8 @@ def trace(
     """A request's way through the services, as a waterfall."""
     from quire_tools.cli import trace as traces
 
-    found = traces.of_cluster(admin, trace_id) if admin else traces.of_folder(folder)
-    traces.show(found, trace_id, limit, as_json=as_json)
+    trace_ = traces.of_cluster(admin, trace_id) if admin else traces.of_folder(folder)
+    traces.show(trace_, trace_id, limit, as_json=as_json)
 
 
 @app.command()
@@ -292,14 +292,14 @@ def calibrate(
     from quire.model.profile import Profiles
     from quire_tools import calibrate as bench
 
-    found = Profiles(profiles).find(model, device)
-    if found is None:
+    measured = Profiles(profiles).find(model, device)
+    if measured is None:
         raise InvalidRequest(
             f"there is no profile of {model!r} on {device!r}; `quire profile` makes one", field="device"
         )
-    layout = KvLayout(found.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
+    layout = KvLayout(measured.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
     address = cluster_commands.gateway_of(folder, gateway)
-    report, theta = bench.run(address, layout, found, hit, payload_mib << 20, rounds)
+    report, theta = bench.run(address, layout, measured, hit, payload_mib << 20, rounds)
     if keep:
         report.notes.append(f"Θ would be {theta} bytes ({theta / 2**20:g} MiB); nothing was changed")
     else:

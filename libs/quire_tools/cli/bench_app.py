@@ -54,7 +54,7 @@ def load_commands(group: str, words: Sequence[str] = ()) -> None:
     entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
     if named and not entries:
         raise ConfigInvalid(_NOT_INSTALLED)
-    for entry in [each for each in entries if each.name == named] or entries:
+    for entry in [candidate for candidate in entries if candidate.name == named] or entries:
         try:
             command = entry.load()
         except ModuleNotFoundError as error:

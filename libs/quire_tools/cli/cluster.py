@@ -46,8 +46,8 @@ def up(cluster: LocalCluster) -> None:
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
             console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
-        for command, what in _next(cluster):
-            console.print(f"  [bold]{command}[/]  [dim]# {what}[/]", soft_wrap=True)
+        for command, purpose in _next(cluster):
+            console.print(f"  [bold]{command}[/]  [dim]# {purpose}[/]", soft_wrap=True)
         supervisor = Supervisor(cluster, console.print)
         while not stopped.wait(0.25):
             supervisor.look(time.monotonic())
@@ -93,12 +93,16 @@ def decoder_settings(models: Path) -> dict[str, str]:
     Raises `InvalidRequest` where there is none.
     """
     candidates = [models, models / "vae", *sorted(models.glob("*")), *sorted(models.glob("*/vae"))]
-    found = [each for each in candidates if any(each.glob("*.safetensors")) and (each / "config.json").is_file()]
-    if not found:
+    folders = [
+        candidate
+        for candidate in candidates
+        if any(candidate.glob("*.safetensors")) and (candidate / "config.json").is_file()
+    ]
+    if not folders:
         raise InvalidRequest(f"no folder with config.json and .safetensors in {models}", field="models")
-    if any("," in str(each) for each in found):
+    if any("," in str(folder) for folder in folders):
         raise InvalidRequest(f"{models} has a comma in its name", field="models")
-    return {"QUIRE_DECODER_MODELS": ",".join(map(str, found))}
+    return {"QUIRE_DECODER_MODELS": ",".join(map(str, folders))}
 
 
 def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> None:
@@ -106,18 +110,18 @@ def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> 
     namespace = read_namespace(namespace_file)
     keys = block_keys(namespace, list(file.read_bytes()))
     with SyncClient(gateway) as client:
-        found = client.lookup(namespace, keys, lease_ttl_ms=0)
+        match = client.lookup(namespace, keys, lease_ttl_ms=0)
     if as_json:
-        about = {"chunks": len(keys), "matched_chunks": found.matched_chunks, "matched_tokens": found.matched_tokens}
-        print(json.dumps({**about, "ranges": [asdict(each) for each in found.ranges]}, indent=2))
+        about = {"chunks": len(keys), "matched_chunks": match.matched_chunks, "matched_tokens": match.matched_tokens}
+        print(json.dumps({**about, "ranges": [asdict(run) for run in match.ranges]}, indent=2))
         return
-    size = namespace.layout.payload_bytes(found.matched_chunks)
+    size = namespace.layout.payload_bytes(match.matched_chunks)
     console.print(
-        f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
-        f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs"
+        f"{match.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
+        f"({match.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {match.index_us} µs"
     )
-    for each in found.ranges:
-        console.print(f"  chunks {each.first}–{each.stop - 1} at {each.node_id}")
+    for run in match.ranges:
+        console.print(f"  chunks {run.first}–{run.stop - 1} at {run.node_id}")
 
 
 def page_url(address: str, secret: str) -> str:

@@ -164,9 +164,9 @@ class Demo:
                 self._lose_a_node(client, cache, cluster, second)
             cache.close()
         self._show_images(gateway, shifting=cluster is not None)
-        found = read_traces(lines_of(traces)).get(request.trace_id)  # none of a cluster that was there before
+        trace = read_traces(lines_of(traces)).get(request.trace_id)  # none of a cluster that was there before
         picture = self._folder / "timeline.png"
-        timeline.draw(picture, request.result, timeline.sent_layers(found, request.began_ns))
+        timeline.draw(picture, request.result, timeline.sent_layers(trace, request.began_ns))
         self._summary.append(("timeline", f"{picture}: each layer as it was read, sent, and computed with"))
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
@@ -204,9 +204,9 @@ class Demo:
             reused = cache.prefill(second)
             reused.wait_stored()
         with _step("the second prompt, with the same prefix kept in this process's memory"):
-            kept = _logits_from_memory(model, first, second, reused.reused_tokens)
+            expected = _logits_from_memory(model, first, second, reused.reused_tokens)
         self._report(recomputed, reused)
-        identical = torch.equal(kept, reused.logits)
+        identical = torch.equal(expected, reused.logits)
         tail = recomputed.logits[:, -reused.computed_tokens :]
         difference = float((tail - reused.logits).abs().max())
         same = bool((tail.argmax(-1) == reused.logits.argmax(-1)).all())
@@ -219,11 +219,11 @@ class Demo:
 
     def _report(self, recomputed: Prefill, reused: Prefill) -> None:
         waited_ms = 1e3 * sum(times.stall_s for times in reused.layers)
-        both = f"{recomputed.ttft_s * 1e3:.0f} ms computed, {reused.ttft_s * 1e3:.0f} ms with Quire"
+        comparison = f"{recomputed.ttft_s * 1e3:.0f} ms computed, {reused.ttft_s * 1e3:.0f} ms with Quire"
         part = f"{reused.reused_tokens} of {recomputed.computed_tokens} from Quire"
         size = f"{reused.bytes_delivered / 2**20:.1f} MiB"
         self._summary += [
-            ("first token", f"{both}: {recomputed.ttft_s / reused.ttft_s:.1f}× faster"),
+            ("first token", f"{comparison}: {recomputed.ttft_s / reused.ttft_s:.1f}× faster"),
             ("tokens", f"{part}, {size}; {waited_ms:.0f} ms waited for layers"),
         ]
 
@@ -255,9 +255,9 @@ class Demo:
 def _logits_from_memory(model: Any, first: torch.Tensor, second: torch.Tensor, prefix: int) -> torch.Tensor:
     """The second prompt's logits behind a prefix of the first prompt's KV that never left this process."""
     with torch.inference_mode():
-        whole = model(first, use_cache=True).past_key_values
+        cache = model(first, use_cache=True).past_key_values
         memory = DynamicCache()
-        for index, layer in enumerate(whole.layers):
+        for index, layer in enumerate(cache.layers):
             memory.update(layer.keys[:, :, :prefix].clone(), layer.values[:, :, :prefix].clone(), index)
         logits: torch.Tensor = model(second[:, prefix:], past_key_values=memory, use_cache=True).logits
     return logits

@@ -49,9 +49,9 @@ async def _show(gateway: str, folder: Path, shifting: bool) -> list[tuple[str, s
             back.append(imagecodecs.png_decode(image.data))
             png_bytes += len(image.data)
             record_bytes += entry.record_bytes
-        took = [f"{name} {statistics.median(times[key]):.0f} ms" for key, name in _SOURCES.items() if key in times]
+        medians = [f"{name} {statistics.median(times[key]):.0f} ms" for key, name in _SOURCES.items() if key in times]
         share = record_bytes / png_bytes
-        lines = [("pictures", f"{_PICTURES} latents take {share:.0%} of their PNGs; to the PNG: {', '.join(took)}")]
+        lines = [("pictures", f"{_PICTURES} latents take {share:.0%} of their PNGs; to the PNG: {', '.join(medians)}")]
         lines.append(("drawn", f"{_draw(originals, back, folder / 'images.png')}: as they were, as they came back"))
         if shifting:
             phases = await _shift(client, images, prefix, latents)
@@ -72,12 +72,12 @@ async def _shift(
             names.append((await images.put(f"{prefix}-{index}-{quarter}", piece, size)).image_id)
     phases: dict[str, list[float]] = {}
     rng = np.random.default_rng(1)
-    few = len(names) // 5
-    for title, chosen in ((f"{few} favourites", names[:few]), (f"all {len(names)} alike", names)):
-        wanted = iter(rng.choice(chosen, _REQUESTS))
+    fifth = len(names) // 5
+    for title, chosen in ((f"{fifth} favourites", names[:fifth]), (f"all {len(names)} alike", names)):
+        names_ = iter(rng.choice(chosen, _REQUESTS))
 
-        async def ask(wanted: Iterator[str] = wanted) -> None:
-            for name in wanted:
+        async def ask(names_: Iterator[str] = names_) -> None:
+            for name in names_:
                 await images.get(str(name))
 
         shares = phases[title] = []
@@ -118,15 +118,15 @@ def draw_cache(path: Path, phases: Mapping[str, Sequence[float]]) -> None:
 
 async def _image_share(client: QuireClient) -> float:
     stats = [node.stats for node in await client.status() if node.role.value == "decoder"]
-    held = sum(each.get("cache.bytes", 0.0) for each in stats)
-    return sum(each.get("cache.image_bytes", 0.0) for each in stats) / held if held else 0.0
+    cached_bytes = sum(stat.get("cache.bytes", 0.0) for stat in stats)
+    return sum(stat.get("cache.image_bytes", 0.0) for stat in stats) / cached_bytes if cached_bytes else 0.0
 
 
 def _quarters(values: Values) -> list[Values]:
     """Four pieces of a latent, and their mirror images: pictures of their own."""
     half = values.shape[1] // 2
     pieces = [values[:, y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
-    return [np.ascontiguousarray(each) for piece in pieces for each in (piece, piece[:, :, ::-1])]
+    return [np.ascontiguousarray(quarter) for piece in pieces for quarter in (piece, piece[:, :, ::-1])]
 
 
 def _draw(originals: list[np.ndarray[Any, Any]], back: list[np.ndarray[Any, Any]], path: Path) -> Path:

@@ -104,23 +104,23 @@ class DemoVllm:
                 )
             with console.status("three vLLM processes start: two with Quire, one without, to compare; some 30 s"):
                 quire = cluster.gateway_address
-                asked = {"one": quire, "two": quire, "alone": ""}
-                engines = [stack.enter_context(self._engine(name, model, where)) for name, where in asked.items()]
+                roles = {"one": quire, "two": quire, "alone": ""}
+                engines = [stack.enter_context(self._engine(name, model, where)) for name, where in roles.items()]
                 for engine in engines:
                     engine.ready()
             self._tell(cluster, *engines)
 
-    def _tell(self, cluster: LocalCluster, one: _Engine, two: _Engine, alone: _Engine) -> None:
+    def _tell(self, cluster: LocalCluster, storer: _Engine, reader: _Engine, alone: _Engine) -> None:
         draw = np.random.default_rng(int.from_bytes(os.urandom(4)))  # nothing of a run before is in the store
         first = draw.integers(2, 258, _TOKENS).tolist()
         second, third = ([*first[:_SHARED], *draw.integers(2, 258, _TOKENS - _SHARED).tolist()] for _ in range(2))
         self._began_s = time.monotonic()
-        self._ask(one, f"a prompt of {_TOKENS} tokens, computed", first)
+        self._ask(storer, f"a prompt of {_TOKENS} tokens, computed", first)
         node = _fullest(cluster)
-        reused = self._ask(two, f"another one, its first {_SHARED} from Quire", second)
+        reused = self._ask(reader, f"another one, its first {_SHARED} from Quire", second)
         computed = self._ask(alone, "the same, computed", second)
         with _killed_soon(cluster, node):
-            hurt = self._ask(two, f"a third one, {node} is killed meanwhile", third, fresh=True)
+            hurt = self._ask(reader, f"a third one, {node} is killed meanwhile", third, fresh=True)
         right = self._ask(alone, "the same, computed", third, fresh=True)
         self._draw()
         console.print(
@@ -133,11 +133,11 @@ class DemoVllm:
         if not same:
             raise SystemExit("the tokens are wrong")
 
-    def _ask(self, engine: _Engine, what: str, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
+    def _ask(self, engine: _Engine, purpose: str, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
         begun_s = time.monotonic() - self._began_s
-        with console.status(f"engine {engine.name} {what}"):
+        with console.status(f"engine {engine.name} {purpose}"):
             answer = engine.ask(prompt, fresh=fresh)
-        self._steps.append(_Step(engine.name, what, begun_s, answer["first_s"], answer["cached"]))
+        self._steps.append(_Step(engine.name, purpose, begun_s, answer["first_s"], answer["cached"]))
         return answer
 
     def _draw(self) -> None:
@@ -146,8 +146,8 @@ class DemoVllm:
         longest = max(step.took_s for step in self._steps)
         for step in self._steps:
             length = max(1, round(_WIDTH * step.took_s / longest))
-            kept = round(length * step.cached / _TOKENS) if step.cached else 0
-            bar = Text("━" * kept, style="green") + Text("━" * (length - kept), style="red")
+            cached = round(length * step.cached / _TOKENS) if step.cached else 0
+            bar = Text("━" * cached, style="green") + Text("━" * (length - cached), style="red")
             table.add_row(step.who, step.what, str(step.cached), f"{step.took_s * 1e3:.0f} ms", bar)
         Console(highlight=False, width=max(console.width, _WIDTH + 90)).print(table)
         console.print("[green]━[/] share of the prompt that was loaded or cached, [red]━[/] that was computed")
@@ -201,13 +201,13 @@ def serve(model: Path, gateway: str) -> None:
         engine.tokens(list(range(2, 2 + 2 * BLOCK)), 1)  # what an engine does once
         print("{}", file=out, flush=True)
         for line in sys.stdin:
-            asked = json.loads(line)
-            if asked["fresh"]:
+            request = json.loads(line)
+            if request["fresh"]:
                 engine.forget()
             began_s = time.perf_counter()
-            _, cached = engine.tokens(asked["prompt"], 1)
+            _, cached = engine.tokens(request["prompt"], 1)
             first_s = time.perf_counter() - began_s
-            tokens, _ = engine.tokens(asked["prompt"], _ANSWER)
+            tokens, _ = engine.tokens(request["prompt"], _ANSWER)
             print(json.dumps({"tokens": tokens, "cached": cached, "first_s": first_s}), file=out, flush=True)
 
 

@@ -51,17 +51,17 @@ def doctor(drives: Sequence[Path], redis_url: str, *, as_json: bool) -> bool:
     """Look, and say what was found; whether nothing is broken."""
     findings = list(look(drives, redis_url))
     if as_json:
-        print(json.dumps([{**each._asdict(), "level": each.level.value} for each in findings], indent=2))
+        print(json.dumps([{**finding._asdict(), "level": finding.level.value} for finding in findings], indent=2))
     else:
         table = Table("", "what", box=None, header_style="dim", pad_edge=False)
         table.add_column("found", overflow="fold")
         styles = {Level.GOOD: "green", Level.SLOWER: "yellow", Level.UNSAFE: "magenta", Level.BROKEN: "bold red"}
-        for each in findings:
-            table.add_row(f"[{styles[each.level]}]{each.level.value}[/]", each.what, each.found)
-            if each.advice:
-                table.add_row("", "", f"[dim]→ {each.advice}[/]")
+        for finding in findings:
+            table.add_row(f"[{styles[finding.level]}]{finding.level.value}[/]", finding.what, finding.found)
+            if finding.advice:
+                table.add_row("", "", f"[dim]→ {finding.advice}[/]")
         console.print(table)
-    return all(each.level is not Level.BROKEN for each in findings)
+    return all(finding.level is not Level.BROKEN for finding in findings)
 
 
 def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
@@ -79,9 +79,9 @@ def _machine() -> Iterator[Finding]:
     cpus = len(os.sched_getaffinity(0))
     versions = f"Quire {__version__}, Python {platform.python_version()}, Linux {platform.release()}, {cpus} processors"
     yield Finding(Level.GOOD, "machine", versions)
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = files != resource.RLIM_INFINITY and files < _FILES_MIN
-    advice = f"ulimit -n {_FILES_MIN} (at most {most}): each client and each peer takes some" if low else ""
+    advice = f"ulimit -n {_FILES_MIN} (at most {limit}): each client and each peer takes some" if low else ""
     yield Finding(Level.SLOWER if low else Level.GOOD, "open files", f"{files} allowed", advice)
 
 
@@ -92,8 +92,8 @@ def _ucx() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding(Level.BROKEN, "UCX", str(error), "pip install libucx-cu12, or the system's UCX (libucx0)")
         return
-    found = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
-    yield Finding(Level.GOOD, "UCX", f"{found}; both ends of a transfer need the same minor version")
+    version = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
+    yield Finding(Level.GOOD, "UCX", f"{version}; both ends of a transfer need the same minor version")
     modules = {
         file.name.split(".")[0].removeprefix("libuct_") for file in (library.path.parent / "ucx").glob("libuct_*")
     }
@@ -109,7 +109,7 @@ def _ucx() -> Iterator[Finding]:
 
 def _rdma() -> Iterator[Finding]:
     folder = Path("/sys/class/infiniband")
-    devices = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    devices = sorted(device.name for device in folder.iterdir()) if folder.is_dir() else []
     if not devices:
         yield Finding(Level.SLOWER, "RDMA", "no device", "between hosts bytes go over TCP, with copies")
         return
@@ -141,8 +141,8 @@ def _copies() -> Iterator[Finding]:
         return
     tuned = _NON_TEMPORAL in os.environ.get("GLIBC_TUNABLES", "")
     advice = "" if tuned else f"GLIBC_TUNABLES={_NON_TEMPORAL}=0x40000 for storage (images and `quire up` set it)"
-    found = "large copies pass the cache by" if tuned else "large copies go through the cache"
-    yield Finding(Level.GOOD if tuned else Level.SLOWER, "memcpy", found, advice)
+    state = "large copies pass the cache by" if tuned else "large copies go through the cache"
+    yield Finding(Level.GOOD if tuned else Level.SLOWER, "memcpy", state, advice)
 
 
 def _ring() -> Iterator[Finding]:
@@ -161,7 +161,7 @@ def _ring() -> Iterator[Finding]:
 
 
 def _drive(folder: Path) -> Iterator[Finding]:
-    what = f"drive {folder}"
+    subject = f"drive {folder}"
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             free = os.statvfs(folder)
@@ -170,10 +170,10 @@ def _drive(folder: Path) -> Iterator[Finding]:
             file.flush()
             direct = _reads_directly(file.name)
     except OSError as error:
-        yield Finding(Level.BROKEN, what, f"{error.strerror or error}", "a folder that this user can write to")
+        yield Finding(Level.BROKEN, subject, f"{error.strerror or error}", "a folder that this user can write to")
         return
     advice = "" if direct else "O_DIRECT does not work on this file system: bytes go through the page cache"
-    yield Finding(Level.GOOD if direct else Level.SLOWER, what, room, advice)
+    yield Finding(Level.GOOD if direct else Level.SLOWER, subject, room, advice)
 
 
 def _reads_directly(name: str) -> bool:
@@ -201,7 +201,7 @@ async def _redis(url: str) -> list[Finding]:
     from quire_server.redis.connection import is_cluster, metadata_errors
 
     client: Any = connect(url)
-    found = []
+    findings = []
     try:
         async with metadata_errors():
             await client.ping()
@@ -219,14 +219,14 @@ async def _redis(url: str) -> list[Finding]:
     slow = round_trip_s > _ROUND_TRIP_S
     version = info.get("redis_version", "Cluster")
     advice = "each look-up takes one round trip: put it nearer" if slow else ""
-    found.append(
+    findings.append(
         Finding(Level.SLOWER if slow else Level.GOOD, "Redis", f"{version}, {round_trip_s * 1e3:.2f} ms away", advice)
     )
-    found += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
+    findings += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
     if fullness(info) > 0.8:
-        found.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
+        findings.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
     skew_s = _skew_s(before_s, float(seconds) + float(micros) / 1e6, after_s)
     off = skew_s > _SKEW_S
     advice = "leases and permits expire by the clock: run chrony or another NTP client" if off else ""
-    found.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))
-    return found
+    findings.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))
+    return findings

@@ -38,7 +38,7 @@ def _print(page: EventPage) -> None:
     if page.lost:
         console.print(json.dumps({"lost": True, "cursor": page.cursor}))
     for event in page.events:
-        told = {
+        fields = {
             "kind": event.kind.name.lower(),
             "holder": event.holder,
             "at_ms": event.at_ms,
@@ -46,7 +46,7 @@ def _print(page: EventPage) -> None:
             "parents": [parent.hex() for parent in _parents(event)],
             "cursor": page.cursor,
         }
-        console.print(json.dumps(told))
+        console.print(json.dumps(fields))
 
 
 def publisher(address: str, topic: str = "", curve: Path | None = None) -> Callable[[EventPage], None]:
@@ -80,11 +80,11 @@ def publisher(address: str, topic: str = "", curve: Path | None = None) -> Calla
 
     def publish(page: EventPage) -> None:
         nonlocal number
-        told: list[dict[str, Any]] = [{"type": "AllBlocksCleared"}] if page.lost else []
+        events: list[dict[str, Any]] = [{"type": "AllBlocksCleared"}] if page.lost else []
         for event in page.events:
-            told += vllm_events(event)
-        if told:
-            socket.send_multipart([topic.encode(), number.to_bytes(8, "big"), encode([time.time(), told])])
+            events += vllm_events(event)
+        if events:
+            socket.send_multipart([topic.encode(), number.to_bytes(8, "big"), encode([time.time(), events])])
             number += 1
 
     return publish
@@ -123,18 +123,18 @@ def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
     keys = list(event.keys)
     if event.kind is EventKind.REMOVED:
         return [{"type": "BlockRemoved", "block_hashes": keys, **where}]
-    told: list[dict[str, Any]] = []
-    before = b""
+    events: list[dict[str, Any]] = []
+    parent_hash = b""
     for key, parent in zip(keys, _parents(event), strict=True):
-        if told and parent == before:
-            told[-1]["block_hashes"].append(key)
+        if events and parent == parent_hash:
+            events[-1]["block_hashes"].append(key)
         else:
             above = None if parent == NO_PARENT else parent
-            told.append(
+            events.append(
                 {"type": "BlockStored", "block_hashes": [key], "parent_block_hash": above, **_NOT_KNOWN, **where}
             )
-        before = key
-    return told
+        parent_hash = key
+    return events
 
 
 def _parents(event: CacheEvent) -> Sequence[bytes]:

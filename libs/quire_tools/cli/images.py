@@ -53,11 +53,11 @@ def put(
                 name, record, attributes=attributes, allow_unknown_vae=allow_unknown_vae
             )
 
-    entry, held = asyncio.run(store()), file.stat().st_size
+    entry, size = asyncio.run(store()), file.stat().st_size
     if as_json:
         print(json.dumps(_about(entry), indent=2))
         return
-    console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")
+    console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {size}")
 
 
 def vaes(gateway: str, *, as_json: bool) -> None:
@@ -67,13 +67,13 @@ def vaes(gateway: str, *, as_json: bool) -> None:
         async with QuireClient(gateway) as client:
             return await ImageClient(client).vaes()
 
-    found = asyncio.run(ask())
+    vaes_ = asyncio.run(ask())
     if as_json:
-        print(json.dumps([asdict(vae) for vae in found], indent=2))
+        print(json.dumps([asdict(vae) for vae in vaes_], indent=2))
         return
     table = Table("name", "class", "channels", "pixels per value", "scaling", "shift")
     table.add_column("weights, SHA-256", overflow="fold", min_width=32)
-    for vae in found:
+    for vae in vaes_:
         scaling, shift = f"{vae.scaling_factor:g}", f"{vae.shift_factor:g}"
         table.add_row(vae.name, vae.class_name, str(vae.channels), str(vae.scale), scaling, shift, vae.weights_sha256)
     console.print(table)

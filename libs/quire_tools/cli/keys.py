@@ -43,12 +43,12 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
-    made = tuple(parse_grant(text) for text in grant or [])
+    grants = tuple(parse_grant(text) for text in grant or [])
     expires_ms = round((time.time() + days * 86_400) * 1000) if days else 0
     key, secret, salt = _run(
         folder,
         lambda keys: _with_secret(
-            keys, keys.create(tenant, made, read_only=read_only, rdma=rdma, expires_ms=expires_ms)
+            keys, keys.create(tenant, grants, read_only=read_only, rdma=rdma, expires_ms=expires_ms)
         ),
         "CreateKey",
         lambda result: f"{result[0].name} of {tenant}",
@@ -117,7 +117,7 @@ def rm(
 @keys_app.command()
 def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
     """All keys; no secrets."""
-    found = _run(folder, lambda keys: keys.all())
+    keys_ = _run(folder, lambda keys: keys.all())
     if as_json:
         rows = [
             {
@@ -128,12 +128,12 @@ def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
                 "generation": key.generation,
                 "expires_ms": key.expires_ms,
             }
-            for key in found
+            for key in keys_
         ]
         print(json.dumps(rows, indent=2))
         return
     table = Table("key", "tenant", "own buckets", "grants", "generation", "expires")
-    for key in found:
+    for key in keys_:
         grants = ", ".join(_grants(key))
         table.add_row(
             key.name, key.tenant, "read" if key.read_only else "all", grants or "–", str(key.generation), _day(key)
@@ -146,7 +146,7 @@ def _day(key: AccessKey) -> str:
 
 
 def _grants(key: AccessKey) -> list[str]:
-    return [f"{each.tenant}/{each.bucket}/{each.prefix}:{each.level.name.lower()}" for each in key.grants]
+    return [f"{grant.tenant}/{grant.bucket}/{grant.prefix}:{grant.level.name.lower()}" for grant in key.grants]
 
 
 def parse_grant(text: str) -> Grant:

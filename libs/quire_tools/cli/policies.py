@@ -50,13 +50,13 @@ def set_policy(
 @policy_app.command("ls")
 def list_policies(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Policies that are set, by the first 16 bytes of the namespaces' digests."""
-    found = _found(folder, admin).namespaces
+    namespaces = _found(folder, admin).namespaces
     if as_json:
-        rows = [{**asdict(policy), "namespace": policy.namespace.hex()} for policy in found]
+        rows = [{**asdict(policy), "namespace": policy.namespace.hex()} for policy in namespaces]
         print(json.dumps(rows, indent=2))
         return
     table = Table("namespace", "ttl s", "quota MiB")
-    for policy in found:
+    for policy in namespaces:
         quota = f"{policy.quota_bytes / _MIB:.0f}" if policy.quota_bytes else "–"
         table.add_row(policy.namespace.hex(), str(policy.ttl_s or "–"), quota)
     console.print(table)
@@ -86,15 +86,15 @@ def set_tenant(
     if name and salt:
         raise InvalidRequest("a tenant is said by its name or by its salt", field="salt")
     cap = None if cap_mb_per_s is None else int(cap_mb_per_s * 1e6)
-    who = name or (f"salt {salt}" if salt else "no salt")
+    subject = name or (f"salt {salt}" if salt else "no salt")
 
     async def work(operator: AdminClient) -> None:
         policy = await operator.set_tenant(
             raw, name=name, weight=weight, cap_bytes_per_s=cap, stored_bytes_max=_bytes(stored_mib)
         )
         rate = f"{policy.cap_bytes_per_s / 1e6:g} MB/s" if policy.cap_bytes_per_s else "none"
-        most = f"{policy.stored_bytes_max / _MIB:.0f} MiB" if policy.stored_bytes_max else "any"
-        console.print(f"{who}: weight {policy.weight:g}, cap {rate}, stored {most}")
+        quota = f"{policy.stored_bytes_max / _MIB:.0f} MiB" if policy.stored_bytes_max else "any"
+        console.print(f"{subject}: weight {policy.weight:g}, cap {rate}, stored {quota}")
 
     as_operator(folder, admin, work)
 
@@ -102,16 +102,16 @@ def set_tenant(
 @tenant_app.command("ls")
 def list_tenants(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Tenants for which something is set, by the digest of their salts, and what limited ones keep."""
-    found = _found(folder, admin).tenants
+    tenants = _found(folder, admin).tenants
     if as_json:
         rows = [
             {**asdict(state.policy), "kept_bytes": state.kept_bytes, "namespaces": len(state.namespaces)}
-            for state in found
+            for state in tenants
         ]
         print(json.dumps(rows, indent=2))
         return
     table = Table("tenant", "weight", "cap MB/s", "stored MiB at most", "objects and images, MiB", "namespaces")
-    for state in found:
+    for state in tenants:
         policy, limited = state.policy, bool(state.policy.stored_bytes_max)
         table.add_row(
             policy.tenant or "(no salt)",
@@ -129,10 +129,10 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def _found(folder: Path, admin: str) -> PolicyList:
-    found: list[PolicyList] = []
+    books: list[PolicyList] = []
 
     async def work(operator: AdminClient) -> None:
-        found.append(await operator.policies())
+        books.append(await operator.policies())
 
     as_operator(folder, admin, work)
-    return found[0]
+    return books[0]

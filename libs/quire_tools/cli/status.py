@@ -60,7 +60,9 @@ def plain(node: Node) -> dict[str, object]:
         "capacity_bytes": node.capacity_bytes,
         "stats": dict(node.stats),
         "notes": dict(node.notes),
-        "running": [{**dataclasses.asdict(each), "delivery_id": each.delivery_id.hex()} for each in node.running],
+        "running": [
+            {**dataclasses.asdict(running), "delivery_id": running.delivery_id.hex()} for running in node.running
+        ],
     }
 
 
@@ -81,10 +83,10 @@ def drawn(nodes: Sequence[Node]) -> Group:
 
 
 def _table(role: Role, nodes: Iterable[Node]) -> Table:
-    table = Table(role.value, *(each.name for each in _COLUMNS[role]), box=None, header_style="dim", pad_edge=False)
+    table = Table(role.value, *(column.name for column in _COLUMNS[role]), box=None, header_style="dim", pad_edge=False)
     for node in nodes:
         if node.role is role:
-            table.add_row(node.node_id, *(each.show(node) for each in _COLUMNS[role]))
+            table.add_row(node.node_id, *(column.show(node) for column in _COLUMNS[role]))
     return table
 
 
@@ -118,18 +120,18 @@ def count_of(value: float) -> str:
 
 def _worries(node: Node) -> list[str]:
     """What an operator should look at."""
-    stats, found = node.stats, []
+    stats, worries = node.stats, []
     if stats.get("corrupt"):
-        found.append(
+        worries.append(
             f"{stats['corrupt']:.0f} chunks did not match their checksums, {stats.get('healed', 0):.0f} healed"
         )
     if stats.get("alone"):
-        found.append(f"{stats['alone']:.0f} replicated chunks have one copy, or were not looked at yet")
+        worries.append(f"{stats['alone']:.0f} replicated chunks have one copy, or were not looked at yet")
     if node.role is Role.STORAGE and stats.get("rate.fallback"):
-        found.append("no scheduler answers")
+        worries.append("no scheduler answers")
     if "threads" in node.notes.get("io", ""):
-        found.append("drives are read with threads: no io_uring here")
-    return found
+        worries.append("drives are read with threads: no io_uring here")
+    return worries
 
 
 def _number(name: str) -> Callable[[Node], str]:
@@ -161,8 +163,8 @@ def _shares(prefix: str, names: Sequence[str]) -> Callable[[Node], str]:
 
 def _image_hits(node: Node) -> str:
     hits = sum(value for name, value in node.stats.items() if name.startswith("hits."))
-    asked = hits + node.stats.get("misses", 0)
-    return f"{hits / asked:.0%}" if asked else "-"
+    requests = hits + node.stats.get("misses", 0)
+    return f"{hits / requests:.0%}" if requests else "-"
 
 
 def _links(node: Node) -> str:

@@ -57,8 +57,8 @@ def draw(path: Path, result: Prefill, nodes: Sequence[Mapping[int, Sent]]) -> No
     rows = [(layer - 0.42 + height * (at + 0.5), sent) for at, node in enumerate(nodes) for layer, sent in node.items()]
     bars(_READ, [(row, sent.began_s, sent.ready_s) for row, sent in rows], 0.9 * height)
     bars(_WIRE, [(row, sent.ready_s, sent.sent_s) for row, sent in rows], 0.9 * height)
-    ends = [each.asked_s for each in layers[1:]] + [result.ttft_s]
-    bars(_WAIT, [(at + 0.15, each.asked_s, each.got_s) for at, each in enumerate(layers)], 0.3)
+    ends = [mark.asked_s for mark in layers[1:]] + [result.ttft_s]
+    bars(_WAIT, [(at + 0.15, mark.asked_s, mark.got_s) for at, mark in enumerate(layers)], 0.3)
     bars(_COMPUTE, [(at + 0.15, layers[at].got_s, end) for at, end in enumerate(ends)], 0.3)
     axes.set(yticks=range(len(layers)), ylabel="layer", xlabel="ms since the request began")
     axes.set_xlim(left=0)

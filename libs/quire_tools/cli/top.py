@@ -57,14 +57,14 @@ def top(folder: Path, gateway: str, admin: str, interval_s: float, rounds: int) 
     with looking(folder, gateway, admin) as look:
         screen = _Screen()
         with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:
-            shown = 0
+            drawn_lines = 0
             while True:
                 try:
                     live.update(screen.draw(list(look()), time.monotonic()), refresh=True)
                 except QuireError as error:
                     live.update(Text(f"{error.code()}: {error}", style="bold red"), refresh=True)
-                shown += 1
-                if shown == rounds:
+                drawn_lines += 1
+                if drawn_lines == rounds:
                     return
                 time.sleep(interval_s)
 
@@ -88,13 +88,13 @@ class _Screen:
 
     def _measure(self, node: Node, now_s: float) -> None:
         """Heartbeats come each second: a rate is renewed when a new one has come."""
-        before = self._before.get(node.node_id)
-        if before is not None and before[0] == node.incarnation:
-            if before[2] == node.stats and now_s - before[1] < 3:
+        previous = self._before.get(node.node_id)
+        if previous is not None and previous[0] == node.incarnation:
+            if previous[2] == node.stats and now_s - previous[1] < 3:
                 return
             for name, value in node.stats.items():
-                passed_s = max(1e-3, now_s - before[1])
-                self._rates[node.node_id, name] = max(0.0, (value - before[2].get(name, 0.0)) / passed_s)
+                passed_s = max(1e-3, now_s - previous[1])
+                self._rates[node.node_id, name] = max(0.0, (value - previous[2].get(name, 0.0)) / passed_s)
         self._before[node.node_id] = (node.incarnation, now_s, node.stats)
 
     def _now(self, node: Node) -> Text:
@@ -113,14 +113,16 @@ def _filled(node: Node) -> ProgressBar | str:
 
 def _running(nodes: list[Node]) -> Text:
     """The deliveries that have run longest, and how many of their layers have been sent."""
-    found = sorted(((each, node.node_id) for node in nodes for each in node.running), key=lambda of: -of[0].running_ms)
+    rows = sorted(
+        ((delivery, node.node_id) for node in nodes for delivery in node.running), key=lambda of: -of[0].running_ms
+    )
     lines = []
-    for each, node_id in found[:_DELIVERIES]:
-        full = 12 * each.layers_sent // max(1, each.layers)
-        layers = f"{each.layers_sent:>3} of {each.layers} layers"
-        granted = f"{each.rate_bytes_per_s / 1e6:.0f} MB/s" if each.rate_bytes_per_s else "no rate"
-        pace = f"{each.running_ms / 1000:.1f} s · {granted}"
-        lines.append(f"{each.short_id} {'█' * full}{'░' * (12 - full)} {layers} · {node_id} · {pace}")
+    for delivery, node_id in rows[:_DELIVERIES]:
+        full = 12 * delivery.layers_sent // max(1, delivery.layers)
+        layers = f"{delivery.layers_sent:>3} of {delivery.layers} layers"
+        granted = f"{delivery.rate_bytes_per_s / 1e6:.0f} MB/s" if delivery.rate_bytes_per_s else "no rate"
+        pace = f"{delivery.running_ms / 1000:.1f} s · {granted}"
+        lines.append(f"{delivery.short_id} {'█' * full}{'░' * (12 - full)} {layers} · {node_id} · {pace}")
     return Text("\n".join(lines), style="green")
 
 
@@ -139,6 +141,6 @@ def _links(nodes: list[Node]) -> Text:
 
 
 def _spark(history: list[float]) -> Text:
-    most = max(history, default=0.0)
-    bars = "".join(_SPARKS[round((len(_SPARKS) - 1) * value / most)] if most else _SPARKS[0] for value in history)
-    return Text(f"delivered {bars} {history[-1] / 1e6:.1f} MB/s (most {most / 1e6:.1f})")
+    peak = max(history, default=0.0)
+    bars = "".join(_SPARKS[round((len(_SPARKS) - 1) * value / peak)] if peak else _SPARKS[0] for value in history)
+    return Text(f"delivered {bars} {history[-1] / 1e6:.1f} MB/s (most {peak / 1e6:.1f})")

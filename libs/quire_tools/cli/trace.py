@@ -43,10 +43,10 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
     async def collect(operator: AdminClient) -> None:
         be_background()  # looking at traces makes none
         try:
-            async for told in operator.spans(trace_id):
-                lines.extend(told.spans)
-                if told.error:
-                    warnings.print(f"! spans of {told.member} are missing: {told.error}")
+            async for span in operator.spans(trace_id):
+                lines.extend(span.spans)
+                if span.error:
+                    warnings.print(f"! spans of {span.member} are missing: {span.error}")
         except Unavailable as error:
             if not lines:
                 raise
@@ -64,15 +64,15 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
 def show(traces: Mapping[str, Trace], trace_id: str, limit: int, *, as_json: bool) -> None:
     """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
     if not trace_id:
-        _list(sorted(traces.values(), key=lambda each: each.start_ns)[-limit:], as_json=as_json)
+        _list(sorted(traces.values(), key=lambda trace: trace.start_ns)[-limit:], as_json=as_json)
         return
-    found = [trace for trace in traces.values() if trace.trace_id.startswith(trace_id.lower())]
-    if len(found) != 1:
-        raise InvalidRequest(f"{len(found)} traces begin with {trace_id!r}", field="id")
+    matches = [trace for trace in traces.values() if trace.trace_id.startswith(trace_id.lower())]
+    if len(matches) != 1:
+        raise InvalidRequest(f"{len(matches)} traces begin with {trace_id!r}", field="id")
     if as_json:
-        print(json.dumps([{"depth": depth, **asdict(span)} for depth, span in found[0].walk()], indent=2))
+        print(json.dumps([{"depth": depth, **asdict(span)} for depth, span in matches[0].walk()], indent=2))
     else:
-        _waterfall(found[0])
+        _waterfall(matches[0])
 
 
 def _list(traces: Sequence[Trace], *, as_json: bool) -> None:
@@ -99,13 +99,13 @@ def _waterfall(trace: Trace) -> None:
     services = sorted({span.service for span in trace.spans.values()})
     colour = {service: _COLOURS[index % len(_COLOURS)] for index, service in enumerate(services)}
     names = {span.span_id: "  " * depth + span.name.removeprefix("quire.v1.") for depth, span in trace.walk()}
-    left = min(52, max(map(len, names.values())))
-    width = max(_BAR_MIN, console.width - left - 26)
+    margin = min(52, max(map(len, names.values())))
+    width = max(_BAR_MIN, console.width - margin - 26)
     total_ns = max(1, trace.end_ns - trace.start_ns)
     legend = Text.assemble(*((f" {service} ", f"reverse {colour[service]}") for service in services))
     console.print(f"trace {trace.trace_id}: {len(trace.spans)} spans, {total_ns / 1e6:.2f} ms  ", legend)
     for _, span in trace.walk():
-        line = Text(f"{names[span.span_id][:left]:<{left}} ", style="" if span.ok else "bold red")
+        line = Text(f"{names[span.span_id][:margin]:<{margin}} ", style="" if span.ok else "bold red")
         line.append(_bar(span, trace.start_ns, total_ns, width), style=colour[span.service])
         line.append(f" {(span.end_ns - span.start_ns) / 1e6:9.2f} ms", style="dim")
         if stages := _stages(span):

@@ -57,10 +57,10 @@ class Engine:
         """
         from vllm import SamplingParams
 
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        answers = self.llm.generate(asked, greedy, use_tqdm=False, lora_request=lora)
-        return [(list(each.outputs[0].token_ids), each.num_cached_tokens) for each in answers]
+        answers = self.llm.generate(requests, greedy, use_tqdm=False, lora_request=lora)
+        return [(list(answer.outputs[0].token_ids), answer.num_cached_tokens) for answer in answers]
 
     def tokens(self, prompt: Sequence[int], count: int = 8, *, lora: Any = None) -> tuple[list[int], int]:
         """Of one."""
@@ -100,13 +100,13 @@ def vllm_engine(
             kv_load_failure_policy=settings.pop("kv_load_failure_policy", "recompute"),
             kv_connector_extra_config={"gateway": gateway, **(extra or {})},
         )
-    with any_vllm(model, transfer, **settings) as made:
+    with any_vllm(model, transfer, **settings) as engine:
         try:
-            yield made
+            yield engine
         finally:
             if gateway:
-                made.scheduler.shutdown()
-                made.worker.shutdown()
+                engine.scheduler.shutdown()
+                engine.worker.shutdown()
 
 
 @contextmanager

@@ -164,8 +164,8 @@ class LocalCluster:
         }
         ports["gateway"][0] = self._usual_or("gateway", ports["gateway"][0])
         self._addresses = {
-            name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(each)]
-            for name, each in ports.items()
+            name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(port_)]
+            for name, port_ in ports.items()
         }
         common = {
             "PYTHONFAULTHANDLER": "1",
@@ -188,9 +188,9 @@ class LocalCluster:
             free = [next(taken) for _ in range(4)]
             if not index:
                 free[:2] = self._usual_or("http", free[0]), self._usual_or("s3", free[1])
-            http, *others = [f"{self.host_of(name)}:{port}" for port in free]
+            http, *addresses = [f"{self.host_of(name)}:{port}" for port in free]
             self.http_address = http if index else self._http_address or http
-            self.s3_address, self.admin_address, self.page_address = others
+            self.s3_address, self.admin_address, self.page_address = addresses
             frontends = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
                 "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
@@ -300,7 +300,7 @@ class LocalCluster:
         """Start a stopped process again, as it was but for what `environment` adds, this once."""
         old = self._processes[name]
         assert old.popen.poll() is not None, "kill it first"
-        before = {} if name == "redis" else self._members()
+        previous = {} if name == "redis" else self._members()
         self._spawn(name, old.command, old.environment | (environment or {}), old.address)
         deadline = time.monotonic() + timeout_s
         if name == "redis":
@@ -308,7 +308,7 @@ class LocalCluster:
             return
         self._wait_healthy(self._processes[name], deadline)
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
-        self._wait_joined(deadline, ("storage",), before.get(name))
+        self._wait_joined(deadline, ("storage",), previous.get(name))
         self._processes[name].environment = old.environment
 
     def ended(self) -> dict[str, int]:
@@ -322,10 +322,10 @@ class LocalCluster:
         file = self.folder / "logs" / f"{name}.log"
         for line in reversed(file.read_text(errors="replace").splitlines()[-50:]):
             with contextlib.suppress(ValueError, AttributeError):
-                said = json.loads(line)
-                if said.get("level") in ("warning", "error", "critical"):
-                    more = "; ".join(str(said[name]) for name in ("error", "problems") if name in said)
-                    return f"{said.get('event', '')}{': ' if more else ''}{more} ({file})"
+                record = json.loads(line)
+                if record.get("level") in ("warning", "error", "critical"):
+                    details = "; ".join(str(record[name]) for name in ("error", "problems") if name in record)
+                    return f"{record.get('event', '')}{': ' if details else ''}{details} ({file})"
         return f"its log is {file}"
 
     def start_again(self, name: str) -> None:
@@ -341,9 +341,9 @@ class LocalCluster:
         """`count` as they were before, and those of storage nodes. These are new: the nodes of a cluster that was
         killed count as members for a while, and are told apart by their addresses. None was asked for by its number.
         """
-        asked = named_ports([self._http_address, *self._settings.values()])
-        remembered = remembered_ports(self.folder / _PORTS, count, but=asked)
-        return iter(remembered), free_ports(self._storage_nodes, but=asked.union(remembered))
+        named = named_ports([self._http_address, *self._settings.values()])
+        remembered = remembered_ports(self.folder / _PORTS, count, but=named)
+        return iter(remembered), free_ports(self._storage_nodes, but=named.union(remembered))
 
     def _usual_or(self, name: str, port: int) -> int:
         usual = self._usual.get(name, port)
@@ -392,11 +392,11 @@ class LocalCluster:
         prefix = f"QUIRE_{service.upper()}"
         listen = {f"{prefix}_LISTEN": address, f"{prefix}_METRICS_LISTEN": self.metrics[name]}
         tuned = _TUNED if service == "storage" else {}
-        shown = {}
+        overrides = {}
         if self._tls:
             pair = self.folder / "certs" / service
-            shown = {"QUIRE_CLUSTER_CERT": str(pair / "tls.crt"), "QUIRE_CLUSTER_KEY": str(pair / "tls.key")}
-        environment = {**_LOCAL, **tuned, **os.environ, **listen, **shown, **settings}
+            overrides = {"QUIRE_CLUSTER_CERT": str(pair / "tls.crt"), "QUIRE_CLUSTER_KEY": str(pair / "tls.key")}
+        environment = {**_LOCAL, **tuned, **os.environ, **listen, **overrides, **settings}
         module = self._modules.get(service, f"quire_{service}.server")
         self._spawn(name, [sys.executable, "-m", module], environment, address)
 
@@ -416,16 +416,16 @@ class LocalCluster:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(self, deadline: float, kinds: tuple[str, ...], before: _Member | None = None) -> None:
-        """Return when all of `kinds` that run are members: with the address that they have now, and not as `before`.
+    def _wait_joined(self, deadline: float, kinds: tuple[str, ...], previous: _Member | None = None) -> None:
+        """Return when all of `kinds` that run are members: with the address that they have now, and not `previous`.
 
         A process that died counts as a member for a while: also one of a cluster that ran on this folder before.
         """
-        awaited = [each for name, each in self._processes.items() if name.startswith(kinds)]
+        awaited = [process_ for name, process_ in self._processes.items() if name.startswith(kinds)]
         running = {process.advertised: process.name for process in awaited if process.popen.poll() is None}
         while True:
-            known = set(self._members().values())
-            if running.keys() <= {member.address for member in known} and before not in known:
+            members = set(self._members().values())
+            if running.keys() <= {member.address for member in members} and previous not in members:
                 return
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"not all of {sorted(running.values())} joined the cluster")
@@ -448,15 +448,15 @@ class LocalCluster:
     def _certificates(self) -> dict[str, str]:
         from quire_server.certs import make
 
-        made = make(self.folder / "certs", [], days=30)
-        operator = made.members[OPERATOR]
-        self._operator_tls = Tls(made.ca, operator.cert, operator.key, MEMBER_NAME)
+        certificates = make(self.folder / "certs", [], days=30)
+        operator = certificates.members[OPERATOR]
+        self._operator_tls = Tls(certificates.ca, operator.cert, operator.key, MEMBER_NAME)
         self.tls_address = f"127.0.0.1:{free_ports(1)[0]}"
         return {
-            "QUIRE_CLUSTER_CA": str(made.ca),
+            "QUIRE_CLUSTER_CA": str(certificates.ca),
             "QUIRE_GATEWAY_TLS_LISTEN": self.tls_address,
-            "QUIRE_GATEWAY_TLS_CERT": str(made.public.cert),
-            "QUIRE_GATEWAY_TLS_KEY": str(made.public.key),
+            "QUIRE_GATEWAY_TLS_CERT": str(certificates.public.cert),
+            "QUIRE_GATEWAY_TLS_KEY": str(certificates.public.key),
         }
 
     def _channel(self, address: str) -> grpc.Channel:

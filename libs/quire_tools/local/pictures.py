@@ -40,15 +40,17 @@ def encode(images: Sequence[Picture]) -> list[tuple[Values, LatentInfo]]:
     kind: Any = AutoencoderTiny
     vae = kind.from_pretrained(VAE_FOLDER, low_cpu_mem_usage=False).float().eval()
     weights = hashlib.sha256(next(VAE_FOLDER.glob("*.safetensors")).read_bytes()).hexdigest()
-    made: list[tuple[Values, LatentInfo]] = []
+    latents: list[tuple[Values, LatentInfo]] = []
     for image in images:
         with torch.inference_mode():
             tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
             latent = vae.encode(tensor).latents[0].half().numpy()
         vae_of = Vae("quire demo", "", weights, "AutoencoderTiny")
         height, width = image.shape[:2]
-        made.append((latent, LatentInfo(latent.shape, "float16", vae_of, height, width, decode=DecodeRule("float32"))))
-    return made
+        latents.append(
+            (latent, LatentInfo(latent.shape, "float16", vae_of, height, width, decode=DecodeRule("float32")))
+        )
+    return latents
 
 
 def _landscape(seed: int, size: int) -> Picture:

@@ -38,26 +38,26 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     first, last = _range()
     last = min(last, _outgoing_from() - 1)
     pick = random.SystemRandom()
-    given = set(_GIVEN) if last - first > 2 * _GIVEN_MAX else set()
-    found: list[int] = []
+    taken = set(_GIVEN) if last - first > 2 * _GIVEN_MAX else set()
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
         for _ in range(count * _TRIES):
-            if len(found) == count:
+            if len(ports) == count:
                 break
-            each = stack.enter_context(socket.socket())
+            socket_ = stack.enter_context(socket.socket())
             port = pick.randint(first, last) if last > first else 0
-            if port in but or port in given:
+            if port in but or port in taken:
                 continue
             try:
-                each.bind(("127.0.0.1", port))
+                socket_.bind(("127.0.0.1", port))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue
-            found.append(int(each.getsockname()[1]))
-    if len(found) == count:
-        _GIVEN.extend(found)
-        return found
+            ports.append(int(socket_.getsockname()[1]))
+    if len(ports) == count:
+        _GIVEN.extend(ports)
+        return ports
     raise Unavailable(f"no {count} ports of 127.0.0.1 are free")
 
 
@@ -76,30 +76,35 @@ def remembered_ports(file: Path, count: int, *, but: Collection[int] = ()) -> li
     on.
     """
     with contextlib.suppress(OSError, ValueError):
-        before = json.loads(file.read_text())
-        if isinstance(before, list) and len(before) == count and all(map(is_free, before)) and not {*before} & {*but}:
-            return before
-    found = free_ports(count, but=but)
-    file.write_text(json.dumps(found))
-    return found
+        previous = json.loads(file.read_text())
+        if (
+            isinstance(previous, list)
+            and len(previous) == count
+            and all(map(is_free, previous))
+            and not {*previous} & {*but}
+        ):
+            return previous
+    ports = free_ports(count, but=but)
+    file.write_text(json.dumps(ports))
+    return ports
 
 
 def is_free(port: object) -> bool:
     """Whether nothing listens there, on 127.0.0.1."""
-    with socket.socket() as each:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the cluster before may linger
+    with socket.socket() as socket_:
+        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the cluster before may linger
         try:
-            each.bind(("127.0.0.1", port))
+            socket_.bind(("127.0.0.1", port))
         except (OSError, TypeError, OverflowError):
             return False
         return True
 
 
 def _range() -> tuple[int, int]:
-    said = os.environ.get(_VARIABLE, "") or _DEFAULT
-    first, _, last = said.partition("-")
+    text = os.environ.get(_VARIABLE, "") or _DEFAULT
+    first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
-        raise ConfigInvalid(f"{_VARIABLE}={said!r}: two ports are wanted, as in {_DEFAULT}")
+        raise ConfigInvalid(f"{_VARIABLE}={text!r}: two ports are wanted, as in {_DEFAULT}")
     return int(first), int(last)
 
 

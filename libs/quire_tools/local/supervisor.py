@@ -48,7 +48,7 @@ class Supervisor:
                 trouble.started_s = now_s
                 self._say(f"{name} was started again")
 
-    def _next(self, before: _Trouble | None, now_s: float) -> _Trouble:
-        if before is None or before.started_s is None or now_s - before.started_s >= _WELL_S:
+    def _next(self, previous: _Trouble | None, now_s: float) -> _Trouble:
+        if previous is None or previous.started_s is None or now_s - previous.started_s >= _WELL_S:
             return _Trouble(now_s)
-        return _Trouble(now_s, min(_LATE_S, 2 * before.wait_s))
+        return _Trouble(now_s, min(_LATE_S, 2 * previous.wait_s))

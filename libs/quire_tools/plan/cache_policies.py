@@ -37,9 +37,9 @@ class LeafLru(Forest):
     def release(self, key: bytes) -> None:
         return
 
-    def evict(self, kept: Kept) -> bytes | None:
+    def evict(self, is_kept: Kept) -> bytes | None:
         for key in self._order:
-            if self.is_leaf(key) and not kept(key):
+            if self.is_leaf(key) and not is_kept(key):
                 self.remove(key)
                 return key
         return None
@@ -85,12 +85,12 @@ class S3Fifo:
     def release(self, key: bytes) -> None:
         return
 
-    def evict(self, kept: Kept) -> bytes | None:
+    def evict(self, is_kept: Kept) -> bytes | None:
         small, main = self._queues
         for _ in range((_USES_MAX + 2) * len(self._uses)):
             which = 0 if small and (self._bytes[0] > self._small_bytes_max or not main) else 1
             key = next(iter(self._queues[which]))
-            if kept(key):
+            if is_kept(key):
                 self._queues[which].move_to_end(key)
             elif which == 0 and self._uses[key] > 1:
                 size = small.pop(key)
@@ -130,11 +130,11 @@ def simulate(
     memory: Evictor | None = None,
     memory_blocks: int = 0,
     progress: Callable[[], None] = lambda: None,
-    each: Callable[[int, int], None] = lambda in_memory, on_disk: None,
+    observe: Callable[[int, int], None] = lambda in_memory, on_disk: None,
 ) -> Hits:
     """Every request looks up its longest prefix, uses it, and stores the rest, as an engine does.
 
-    `each` hears, request by request, how many blocks memory had, and how many the drives.
+    `observe` is called with the blocks that memory and the drives had, request by request.
     `memory` lies above `disk` and holds nothing that is not there too; every block counts one.
     """
     in_memory = on_disk = total = 0
@@ -150,15 +150,15 @@ def simulate(
                 memory.touch(key)
             else:
                 on_disk += 1
-        each(in_memory - memory_before, on_disk - disk_before)
+        observe(in_memory - memory_before, on_disk - disk_before)
         fresh = [at for at in range(matched, len(blocks)) if blocks[at] not in disk]
         _make_room(disk, disk_blocks - len(fresh), pinned, memory)
         for at in reversed(fresh[: max(0, disk_blocks - len(disk))]):
             disk.insert(blocks[at], blocks[at - 1] if at else b"", 1)
         if memory is not None:
-            wanted = [at for at, key in enumerate(blocks) if key in disk and key not in memory]
-            _make_room(memory, memory_blocks - len(wanted), pinned, None)
-            for at in reversed(wanted):
+            promotable = [at for at, key in enumerate(blocks) if key in disk and key not in memory]
+            _make_room(memory, memory_blocks - len(promotable), pinned, None)
+            for at in reversed(promotable):
                 if len(memory) < memory_blocks:
                     memory.insert(blocks[at], blocks[at - 1] if at else b"", 1)
         progress()
@@ -173,19 +173,19 @@ def belady(trace: Sequence[Prefix], capacity_blocks: int) -> Hits:
     for at in range(len(trace) - 1, -1, -1):
         next_uses.append([upcoming.get(key, never) for key in trace[at]])
         upcoming.update(dict.fromkeys(trace[at], at))
-    here: dict[bytes, int] = {}
+    memory_uses: dict[bytes, int] = {}
     order: list[tuple[int, int, bytes]] = []
     hits = total = 0
     for blocks, uses in zip(trace, reversed(next_uses), strict=True):
         total += len(blocks)
-        hits += next((at for at, key in enumerate(blocks) if key not in here), len(blocks))
+        hits += next((at for at, key in enumerate(blocks) if key not in memory_uses), len(blocks))
         for depth, (key, use) in enumerate(zip(blocks, uses, strict=True)):
-            here[key] = use
+            memory_uses[key] = use
             heapq.heappush(order, (-use, -depth, key))
-        while len(here) > capacity_blocks:
+        while len(memory_uses) > capacity_blocks:
             use, _, key = heapq.heappop(order)
-            if here.get(key) == -use:
-                del here[key]
+            if memory_uses.get(key) == -use:
+                del memory_uses[key]
     return Hits(0, hits, total)
 
 

@@ -92,14 +92,14 @@ class _Nodes:
 
     def store(self, keys: ChunkKeys, first: int, now_s: float) -> None:
         """What is new, where the orchestrator says."""
-        for each in self._placement.place(keys, first, self.reported, self._block_bytes, now_s):
-            number = self._number[each.node_id]
-            held = self.held[number]
-            for at in reversed(range(each.first, each.stop)):  # what others extend goes last
-                held[keys.at(at)] = None
+        for target in self._placement.place(keys, first, self.reported, self._block_bytes, now_s):
+            number = self._number[target.node_id]
+            blocks = self.held[number]
+            for at in reversed(range(target.first, target.stop)):  # what others extend goes last
+                blocks[keys.at(at)] = None
                 self.where[keys.at(at)] = number
-            while len(held) > self._most:
-                del self.where[held.popitem(last=False)[0]]
+            while len(blocks) > self._most:
+                del self.where[blocks.popitem(last=False)[0]]
 
     def lose(self, numbers: range) -> None:
         """All that these have."""
@@ -115,21 +115,21 @@ def _play(
     nodes: _Nodes,
     block_bytes: int,
     *,
-    lost: range | None,
+    lost_nodes: range | None,
     step: Callable[[], None],
 ) -> _Played:
-    """`lost`: nodes that lose all at half of the trace; hits after that are counted by themselves."""
+    """`lost_nodes`: nodes that lose all at half of the trace; hits after that are counted by themselves."""
     played, began_s = _Played(), requests[0][2]
-    half_s, reported_s, gone = (requests[-1][2] - began_s) / 2, -1.0, False
+    half_s, reported_s, is_lost = (requests[-1][2] - began_s) / 2, -1.0, False
     played.hours = (requests[-1][2] - began_s) / 3600
     for blocks, _, at_s in requests:
         now_s = at_s - began_s
         if now_s - reported_s >= max(1.0, _REPORT_S * len(nodes.held)):
             nodes.report()
             reported_s = now_s
-        if lost is not None and not gone and now_s >= half_s:
-            nodes.lose(lost)
-            gone = True
+        if lost_nodes is not None and not is_lost and now_s >= half_s:
+            nodes.lose(lost_nodes)
+            is_lost = True
         for turn in range(times):
             keys = ChunkKeys(b"".join(_named(turn, block) for block in blocks))
             matched = next((at for at in range(len(keys)) if keys.at(at) not in nodes.where), len(keys))
@@ -150,7 +150,7 @@ def _play(
             played.blocks += len(keys)
             played.hits += matched
         step()
-    played.used = [len(held) * block_bytes for held in nodes.held]
+    played.used = [len(node_blocks) * block_bytes for node_blocks in nodes.held]
     return played
 
 
@@ -168,34 +168,34 @@ def run(
     if requests[-1][2] <= requests[0][2]:
         raise InvalidRequest("its requests have no times", field="trace")
     report = Report("plan cluster", {"name": "the mean of the nodes", "unit": "of the mean"}, tall=True)
-    block_bytes, found = block_tokens * bytes_per_token, dict[int, _Played]()
+    block_bytes, results = block_tokens * bytes_per_token, dict[int, _Played]()
     with Progress(transient=True) as progress:
         task = progress.add_task("replay", total=2 * len(sizes) * len(requests))
         for size in sizes:
             played_times = times or max(1, size // _TIMES)
 
-            def play(lost: range | None, size: int = size, played_times: int = played_times) -> _Played:
+            def play(lost_nodes: range | None, size: int = size, played_times: int = played_times) -> _Played:
                 nodes = _Nodes(size, int(node_gb * 1e9), block_bytes)
                 step = lambda: progress.advance(task)  # noqa: E731
-                return _play(requests, played_times, nodes, block_bytes, lost=lost, step=step)
+                return _play(requests, played_times, nodes, block_bytes, lost_nodes=lost_nodes, step=step)
 
-            played, after = play(None), play(range(min(_RACK_NODES, max(1, size // 5))))
-            found[size] = played
-            measured = _measured(played, after, size, block_tokens, block_bytes, hour)
+            played, degraded = play(None), play(range(min(_RACK_NODES, max(1, size // 5))))
+            results[size] = played
+            measured = _measured(played, degraded, size, block_tokens, block_bytes, hour)
             fullest = max(played.used) / np.mean(played.used)
             report.rows.append(Row({"nodes": size, "times the trace": played_times}, measured, 1.0, float(fullest)))
     report.notes += [
-        f"{len(requests)} requests in {found[sizes[0]].hours:.2f} h, played so many times at once; a node has "
+        f"{len(requests)} requests in {results[sizes[0]].hours:.2f} h, played so many times at once; a node has "
         f"{node_gb:g} GB; blocks of {block_tokens} tokens, {block_bytes >> 20} MiB, each with one copy",
         "ratio: the fullest node; a rack is a fifth of the nodes, 20 at most: hits of the trace's second half, of all "
         "blocks, when it loses everything at half, and when it does not",
         "cores are counted work times what the benchmarks measured for it: " + ", ".join(_PRICES),
     ]
-    return report, found
+    return report, results
 
 
 def _measured(
-    played: _Played, lost: _Played, size: int, block_tokens: int, block_bytes: int, hour: float
+    played: _Played, degraded: _Played, size: int, block_tokens: int, block_bytes: int, hour: float
 ) -> dict[str, float]:
     seconds = played.hours * 3600
     chunks = block_tokens / _CHUNK_TOKENS
@@ -218,12 +218,12 @@ def _measured(
         "busiest link, of the mean": max(sent) / float(np.mean(sent)),
         "busiest 10 s of a link, GB/s": max(played.windows.values()) / _WINDOW_S / 1e9,
         "hits after half, %": 100 * played.after[0] / played.after[1],
-        "a rack lost, %": 100 * lost.after[0] / lost.after[1],
+        "a rack lost, %": 100 * degraded.after[0] / degraded.after[1],
         "$ per 1M tokens": size * hour * played.hours / tokens * 1e6,
     }
 
 
-def draw(found: dict[int, _Played], path: Path) -> None:
+def draw(results: dict[int, _Played], path: Path) -> None:
     """How full nodes are, and what their links carried, from the least to the most, over the mean."""
     import matplotlib
 
@@ -231,7 +231,7 @@ def draw(found: dict[int, _Played], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for size, played in found.items():
+    for size, played in results.items():
         sent = [played.sent[number] for number in range(size)]
         for axis, values in zip(axes, (played.used, sent), strict=True):
             axis.plot(np.linspace(0, 1, size), np.sort(values) / np.mean(values), label=f"{size} nodes")
@@ -256,6 +256,6 @@ def command(
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
     """What a trace does to a cluster of so many nodes: hits, the spread of load, metadata, the loss of a rack."""
-    sizes = [int(each) for each in nodes.split(",")]
-    report, found = run(trace, sizes, times, node_gb, bytes_per_token, block_tokens, node_hour)
-    report.show(json_file, plot, draw=lambda path: draw(found, path))
+    sizes = [int(size) for size in nodes.split(",")]
+    report, results = run(trace, sizes, times, node_gb, bytes_per_token, block_tokens, node_hour)
+    report.show(json_file, plot, draw=lambda path: draw(results, path))

@@ -166,15 +166,15 @@ def _fall(trace: Trace, order: Array) -> float:
 
 def _views(images: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     shares, counts = np.array(_QUANTILES).T
-    drawn = (np.arange(images) + rng.random(images)) / images
-    body = np.exp(np.interp(drawn, shares, np.log(counts)))
-    head = counts[-1] * ((1 - shares[-1]) / np.maximum(1e-12, 1 - drawn)) ** _HEAD_SLOPE
-    views = np.where(drawn > shares[-1], np.minimum(head, _VIEWS_MAX), body)
+    quantiles = (np.arange(images) + rng.random(images)) / images
+    body = np.exp(np.interp(quantiles, shares, np.log(counts)))
+    head = counts[-1] * ((1 - shares[-1]) / np.maximum(1e-12, 1 - quantiles)) ** _HEAD_SLOPE
+    views = np.where(quantiles > shares[-1], np.minimum(head, _VIEWS_MAX), body)
     return rng.permutation(np.maximum(1, np.floor(views + rng.random(images) * (views >= 2))).astype(np.int64))
 
 
-def _ages(drawn: Array, lifetime_days: Array) -> Array:
+def _ages(quantiles: Array, lifetime_days: Array) -> Array:
     """Days: density ∝ (1 + t/t0)^-p from 0 to the end of the trace, by inversion."""
     power = 1 - _DECAY_POWER
     end = (1 + lifetime_days / _DECAY_DAYS) ** power
-    return _DECAY_DAYS * ((1 + drawn * (end - 1)) ** (1 / power) - 1)
+    return _DECAY_DAYS * ((1 + quantiles * (end - 1)) ** (1 / power) - 1)

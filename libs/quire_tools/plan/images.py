@@ -45,10 +45,10 @@ class Scenario:
     added: float = 3.76e6
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not 0 <= value < math.inf:
-                raise InvalidRequest(f"{value} is negative or not finite", field=each.name)
+                raise InvalidRequest(f"{value} is negative or not finite", field=field.name)
         if not (self.images and self.months and self.image_mb):
             raise InvalidRequest("there must be images, months and a size", field="images")
 
@@ -91,8 +91,8 @@ def cumulative(scenario: Scenario, prices: Prices, until_month: int, gpu_hours: 
         views = scenario.views / scenario.months if past else scenario.views_per_year * count / 12
         for name, price in gpu_hours.items():
             decode = scenario.decode_ms / 3.6e6 * price * gpu
-            held = scenario.latent_mb + scenario.cache_share * scenario.image_mb
-            totals[f"latents, {name}"] += count * held * s3 + views * scenario.decodes * decode
+            stored_mb = scenario.latent_mb + scenario.cache_share * scenario.image_mb
+            totals[f"latents, {name}"] += count * stored_mb * s3 + views * scenario.decodes * decode
     return totals
 
 

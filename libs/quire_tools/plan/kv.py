@@ -96,8 +96,8 @@ def run(
     unique = len({block for blocks, _, _ in requests for block in blocks})
     with Progress(transient=True) as progress:
         task = progress.add_task("tiers", total=len(tiers) * len(requests))
-        for each in tiers:
-            hits = _hits([blocks for blocks, _, _ in requests], each, block_gb, lambda: progress.advance(task))
+        for tier in tiers:
+            hits = _hits([blocks for blocks, _, _ in requests], tier, block_gb, lambda: progress.advance(task))
             cached = np.minimum(hits.sum(axis=0) * block_tokens, inputs - 1)
             windows = profile.window_s(inputs - cached, cached)
             transfer = sum(
@@ -107,9 +107,9 @@ def run(
             busy_s = float(ttft_s(transfer, windows, profile.num_layers).sum())
             costs = {
                 "GPU $": busy_s / 3600 * prices.gpu_hour / millions,
-                "DRAM $": each.memory_gb * prices.memory_gb_month / _HOURS_PER_MONTH * hours / millions,
-                "NVMe $": each.disk_gb * prices.disk_gb_month / _HOURS_PER_MONTH * hours / millions,
-                "S3 $": each.in_s3 * unique * block_gb * prices.object_gb_month / _HOURS_PER_MONTH * hours / millions,
+                "DRAM $": tier.memory_gb * prices.memory_gb_month / _HOURS_PER_MONTH * hours / millions,
+                "NVMe $": tier.disk_gb * prices.disk_gb_month / _HOURS_PER_MONTH * hours / millions,
+                "S3 $": tier.in_s3 * unique * block_gb * prices.object_gb_month / _HOURS_PER_MONTH * hours / millions,
             }
             total = sum(costs.values())
             computed_s = float(windows.sum()) * profile.num_layers
@@ -119,7 +119,7 @@ def run(
                 "$ per 1M tokens": total,
                 "GPU stalled, %": (1 - computed_s / busy_s) * 100,
             }
-            report.rows.append(Row({"tiers": each.name}, measured, base, base / total))
+            report.rows.append(Row({"tiers": tier.name}, measured, base, base / total))
     report.notes += [
         f"{len(requests)} requests in {hours:.2f} h, {millions:.1f}M prompt tokens, "
         f"{unique * block_gb:.0f} GB of unique KV; {profile.model} on {profile.device} ({profile.source})",
@@ -144,7 +144,7 @@ def _hits(trace: list[list[bytes]], tiers: Tiers, block_gb: float, progress: Any
             above,
             memory if above is not None else 0,
             progress=progress,
-            each=lambda *both: counts.append(both),
+            observe=lambda *hits_of: counts.append(hits_of),
         )
     else:
         counts = [(0, 0)] * len(trace)
@@ -153,9 +153,9 @@ def _hits(trace: list[list[bytes]], tiers: Tiers, block_gb: float, progress: Any
     if not disk:
         hits[0], hits[1] = hits[0] + hits[1], 0
     if tiers.in_s3:
-        everything: list[int] = []
-        simulate(trace, LeafArc(_UNLIMITED), _UNLIMITED, each=lambda memory, disk: everything.append(memory + disk))
-        hits[2] = np.maximum(0, np.array(everything) - hits[0] - hits[1])
+        all_blocks: list[int] = []
+        simulate(trace, LeafArc(_UNLIMITED), _UNLIMITED, observe=lambda memory, disk: all_blocks.append(memory + disk))
+        hits[2] = np.maximum(0, np.array(all_blocks) - hits[0] - hits[1])
     return hits
 
 
@@ -201,8 +201,8 @@ def command(
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
     """Dollars per million prompt tokens by tier, from your prices and a trace."""
-    found = load_profile(profile) if profile is not None else Profiles().find(model, device)
-    if found is None:
+    measured = load_profile(profile) if profile is not None else Profiles().find(model, device)
+    if measured is None:
         raise InvalidRequest(
             f"there is no profile of {model!r} on {device!r}; `quire profile` makes one", field="device"
         )
@@ -214,5 +214,5 @@ def command(
     tiers = [Tiers(0, 0), *(Tiers(size, 0) for size in memories), *(Tiers(memories[0], size) for size in disks)]
     tiers.append(Tiers(memories[0], disks[0], in_s3=True))
     prices = Prices(gpu_hour, memory_gb_month, disk_gb_month, object_gb_month)
-    report = run(trace, tiers, prices, rates, found, bytes_per_token, block_tokens)
+    report = run(trace, tiers, prices, rates, measured, bytes_per_token, block_tokens)
     report.show(json_file, plot, draw=lambda path: draw(report, path))

@@ -73,9 +73,9 @@ class Cache:
         """The same; counts nothing."""
         key = entry.record_name
         nearest = (Kept(key, Form.RENDITION, variant),) if variant else ()
-        for kept in (*nearest, Kept(key, Form.IMAGE), Kept(key, Form.LATENT)):
-            if (data := self._bytes.get(kept)) is not None:
-                return kept.form, data
+        for cached in (*nearest, Kept(key, Form.IMAGE), Kept(key, Form.LATENT)):
+            if (data := self._bytes.get(cached)) is not None:
+                return cached.form, data
         return None, None
 
     def wants_image(self, entry: ImageEntry) -> bool:
@@ -97,9 +97,9 @@ class Cache:
         """The same for an encoded answer. `variant`: see `Rendering.variant`."""
         self._keep(Kept(entry.record_name, Form.RENDITION, variant), data)
 
-    def _keep(self, kept: Kept[bytes], data: bytes) -> None:
-        if kept.form in self._forms and self._cache.keep(kept, len(data)):
-            self._bytes[kept] = data
-        for each in self._cache.gone:
-            self._bytes.pop(each, None)
+    def _keep(self, cached: Kept[bytes], data: bytes) -> None:
+        if cached.form in self._forms and self._cache.keep(cached, len(data)):
+            self._bytes[cached] = data
+        for evicted in self._cache.gone:
+            self._bytes.pop(evicted, None)
         self._cache.gone.clear()

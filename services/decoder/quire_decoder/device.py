@@ -99,7 +99,7 @@ class Device:
     async def _run(self, batch: list[_Waiting]) -> None:
         sizes, loop = self._sizes_of(batch[0].kind), asyncio.get_running_loop()
         try:
-            made, seconds = await loop.run_in_executor(self._thread, self._make, batch, sizes)
+            outputs, seconds = await loop.run_in_executor(self._thread, self._make, batch, sizes)
         except DeviceFull as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
@@ -112,17 +112,17 @@ class Device:
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
-            for each in batch:  # whose fault it is shows when each is alone
-                await self._run([each])
+            for request in batch:  # whose fault it is shows when each is alone
+                await self._run([request])
             return
         self.batches += 1
-        for each, pixels in zip(batch, made, strict=True):
-            if not each.done.done():
-                each.done.set_result((pixels, seconds / len(batch)))
+        for request, pixels in zip(batch, outputs, strict=True):
+            if not request.done.done():
+                request.done.set_result((pixels, seconds / len(batch)))
 
     def _make(self, batch: list[_Waiting], sizes: BatchSizes) -> tuple[list[Pixels], float]:
         """In the device's thread."""
-        info, latents = batch[0].info, [each.latent for each in batch]
+        info, latents = batch[0].info, [request.latent for request in batch]
         started = self._clock()
         if sizes.verdict(len(batch)) is Verdict.GOOD:
             return self._vae.decode(latents, info), self._clock() - started
@@ -135,7 +135,7 @@ class Device:
         except DeviceFull:
             sizes.too_large(len(batch))
             return alone, alone_s
-        same = all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+        same = all(np.array_equal(single, batched) for single, batched in zip(alone, together, strict=True))
         sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=self._clock() - started)
         return alone, alone_s
 
@@ -148,6 +148,6 @@ class Device:
         return sizes
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
-    if not waiting.done.done():
-        waiting.done.set_exception(error)
+def _fail(request: _Waiting, error: Exception) -> None:
+    if not request.done.done():
+        request.done.set_exception(error)

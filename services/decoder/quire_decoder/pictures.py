@@ -30,19 +30,19 @@ class EncodedLatent:
 
 
 class Pictures:
-    """`known`: what can be decoded, and so encoded."""
+    """`vaes`: returns those that can be decoded with."""
 
     def __init__(
-        self, pipeline: Pipeline, read_picture: ReadPicture, known: Callable[[], tuple[KnownVae, ...]], pixels_max: int
+        self, pipeline: Pipeline, read_picture: ReadPicture, vaes: Callable[[], tuple[KnownVae, ...]], pixels_max: int
     ) -> None:
         self._pipeline = pipeline
         self._read = read_picture
-        self._known = known
+        self._known = vaes
         self._pixels_max = pixels_max
 
     async def encode(self, file: bytes, weights_sha256: str) -> EncodedLatent:
         """By the VAE with those weights. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
-        vae = next((each for each in self._known() if each.weights_sha256 == weights_sha256), None)
+        vae = next((vae for vae in self._known() if vae.weights_sha256 == weights_sha256), None)
         if vae is None:
             raise VaeUnknown(f"no VAE with weights {weights_sha256[:16]}… is here", field="weights_sha256")
         picture = await self._pipeline.in_thread(self._read, file, self._pixels_max)
@@ -60,7 +60,7 @@ class Pictures:
         return EncodedLatent(record, psnr_db, error_max)
 
 
-def _difference(one: Pixels, other: Pixels) -> tuple[float, int]:
-    errors = np.abs(one.astype(np.int16) - other)
+def _difference(first: Pixels, second: Pixels) -> tuple[float, int]:
+    errors = np.abs(first.astype(np.int16) - second)
     square = float((errors.astype(np.float32) ** 2).mean())
     return (10 * math.log10(255**2 / square) if square else math.inf), int(errors.max())

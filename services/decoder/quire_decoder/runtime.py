@@ -125,8 +125,8 @@ class Decoder:
         """For `quire status`."""
         device = self._pipeline.device
         queues = {"queue": device.waiting, "queue.encode": self._pipeline.encoding}
-        made = {"joined": self._joined, "batches": device.batches, "misses": self._fetched}
-        return self._cache.stats | queues | made
+        counts = {"joined": self._joined, "batches": device.batches, "misses": self._fetched}
+        return self._cache.stats | queues | counts
 
     def close(self) -> None:
         self._keeping.close()
@@ -216,19 +216,21 @@ class Decoder:
                 form, data = self._cache.find(entry, rendering.variant(entry))
                 if data is not None and form is not Form.LATENT:
                     return await self._from_cache(entry, rendering, form, data, stages, tenant)
-            made = await self._find(entry, owner_address, leased, stages, tenant)
-            source = "image" if isinstance(made, bytes) else made.source
+            rendition = await self._find(entry, owner_address, leased, stages, tenant)
+            source = "image" if isinstance(rendition, bytes) else rendition.source
             span.set_attribute("quire.source", source)
-            if isinstance(made, bytes):
-                image = await self._rendered(entry, rendering, made, stages, tenant)
+            if isinstance(rendition, bytes):
+                image = await self._rendered(entry, rendering, rendition, stages, tenant)
                 return Served(image, source, stages)
-            kept: bytes | None = None
+            cached: bytes | None = None
             if rendering.is_original(entry):
-                kept = await timed(stages, "keep", self._keeping.image(entry))
-            image = kept or await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
+                cached = await timed(stages, "keep", self._keeping.image(entry))
+            image = cached or await self._pipeline.encode(
+                rendition.pixels, rendering, stages, entry=entry, tenant=tenant
+            )
             if not owner_address and not rendering.is_original(entry):
                 self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        return Served(image, made.source, stages)
+        return Served(image, rendition.source, stages)
 
     async def _signed(self, entry: ImageEntry, rendering: Rendering, served: Served) -> Served:
         """With the manifest of its provenance, if it has one. What caches keep is not signed."""
@@ -272,7 +274,7 @@ class Decoder:
             self._joined += 1
             return _Made(pixels, "joined")
         key = entry.record_name
-        joined = (running := self._running.get(key)) is not None
+        is_running = (running := self._running.get(key)) is not None
         if running is None:
             if len(self._running) >= self._config.requests_max:
                 raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
@@ -284,16 +286,16 @@ class Decoder:
             task = asyncio.create_task(making)
             running = self._running[key] = _Running(task, ends_early=not owner_address)
             task.add_done_callback(partial(self._ended, key, running))
-        self._joined += joined
+        self._joined += is_running
         running.waiters += 1
         try:
-            made = await timed(stages, "joined" if joined else "make", asyncio.shield(running.task))
+            rendition = await timed(stages, "joined" if is_running else "make", asyncio.shield(running.task))
         finally:
             running.waiters -= 1
             if not running.waiters and running.ends_early and not running.task.done():
                 self._forget(key, running)  # who comes now begins anew
                 running.task.cancel()
-        return replace(made, source="joined") if joined and isinstance(made, _Made) else made
+        return replace(rendition, source="joined") if is_running and isinstance(rendition, _Made) else rendition
 
     def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | bytes]) -> None:
         self._forget(key, running)
@@ -379,8 +381,8 @@ class Decoder:
         except QuireError as error:
             logger().warning("the owner's cache was not told", owner=owner_address, error=str(error))
 
-    async def _pull(self, source: tuple[RdmaTarget, int], most: int) -> bytes:
+    async def _pull(self, source: tuple[RdmaTarget, int], size: int) -> bytes:
         target, length = source
-        if not 0 < length <= most:
-            raise InvalidRequest(f"{length} bytes, {most} at most", field="length")
+        if not 0 < length <= size:
+            raise InvalidRequest(f"{length} bytes, {size} at most", field="length")
         return await self._remote_memory.pull(target, length)

@@ -58,7 +58,7 @@ class DecoderServicer(DecoderServiceServicer):
         try:
             served = await making
         except asyncio.CancelledError:
-            if (this := asyncio.current_task()) is not None and this.cancelling():
+            if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             raise Abandoned("the caller wants it no more") from None
         finally:
@@ -79,9 +79,11 @@ class DecoderServicer(DecoderServiceServicer):
 
     async def EncodeLatent(self, request: pb.EncodeLatentRequest, context: Any) -> pb.EncodeLatentResponse:
         source, target = convert.target_from(request.source), convert.target_from(request.target)
-        made = await self._decoder.encode_latent(source, request.length, request.weights_sha256)
-        await self._remote_memory.push(made.record, target)
-        return pb.EncodeLatentResponse(record_bytes=len(made.record), psnr_db=made.psnr_db, error_max=made.error_max)
+        encoded = await self._decoder.encode_latent(source, request.length, request.weights_sha256)
+        await self._remote_memory.push(encoded.record, target)
+        return pb.EncodeLatentResponse(
+            record_bytes=len(encoded.record), psnr_db=encoded.psnr_db, error_max=encoded.error_max
+        )
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         entry, target = convert_images.image_from(request.entry), convert.target_from(request.target)

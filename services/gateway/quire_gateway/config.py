@@ -105,21 +105,23 @@ class GatewayConfig(MemberConfig):
         return [file for file in (self.cluster_ca, self.cluster_cert, self.tls_cert) if file]
 
     def problems(self) -> list[str]:
-        found = MemberConfig.problems(self)
+        problems = MemberConfig.problems(self)
         files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
         if (self.tls_listen or self.s3_tls_listen or self.http_tls_listen) and not any(files.values()):
-            found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")
+            problems.append(
+                "QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS"
+            )
         public = [
             address
             for address in (self.listen, self.tls_listen, self.http_listen, self.http_tls_listen)
             if beyond_loopback(address)
         ]
         if self.auth == "off" and public:
-            found.append(
+            problems.append(
                 f"QUIRE_GATEWAY_AUTH=off: {', '.join(public)} can be reached from other hosts; set tokens, or everyone "
                 "where only those whom you trust reach it"
             )
-        return found + files_together(files)
+        return problems + files_together(files)
 
     @property
     def asks_for_tokens(self) -> bool:

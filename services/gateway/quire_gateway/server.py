@@ -207,12 +207,12 @@ def _listeners(
     )
     members = public(config.listen, service, tls=tls, secrets=config.secrets)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
-    others = []
+    servers = []
     if config.tls_listen:
-        shown = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
-        clients = public(config.tls_listen, service, tls=shown, public=True)
+        certificate = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
+        clients = public(config.tls_listen, service, tls=certificate, public=True)
         add_GatewayServiceServicer_to_server(servicer, clients.grpc)
-        others.append(clients)
+        servers.append(clients)
     if config.admin_listen:
         operators = Server(
             config.admin_listen,
@@ -225,8 +225,8 @@ def _listeners(
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
         admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
-        others.append(operators)
-    return members, others, servicer.sessions
+        servers.append(operators)
+    return members, servers, servicer.sessions
 
 
 def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[RefreshedView, Lookups]:
@@ -311,7 +311,7 @@ async def _live(
     config: GatewayConfig,
     member: Callable[..., Awaitable[None]],
     *,
-    others: Sequence[Server],
+    servers: Sequence[Server],
     frontends: Sequence[_HttpFrontend],
     sessions: Sessions,
     watching: EventWatch,
@@ -320,10 +320,10 @@ async def _live(
 
     async def stop() -> None:
         watching.end()
-        stopping = (other.stop(config.stop_grace_s, sessions.leave) for other in others)
-        await asyncio.gather(*stopping, *(each.close() for each in frontends))
+        stopping = (server.stop(config.stop_grace_s, sessions.leave) for server in servers)
+        await asyncio.gather(*stopping, *(frontend.close() for frontend in frontends))
 
-    await asyncio.gather(*(each.start() for each in frontends), *(each.start() for each in others))
+    await asyncio.gather(*(frontend.start() for frontend in frontends), *(server.start() for server in servers))
     await member(frontends=(stop,), stopping=sessions.leave)
 
 
@@ -376,7 +376,7 @@ async def serve(config: GatewayConfig) -> None:
     collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
     audit, watching = AuditLog(config.audit_log, clock, collector), EventWatch(CacheEvents(redis))
     admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
-    server, others, sessions = _listeners(
+    server, servers, sessions = _listeners(
         config=config,
         gateway=gateway,
         images=images,
@@ -418,7 +418,7 @@ async def serve(config: GatewayConfig) -> None:
     member = partial(
         serve_member, server, channels, config, describe, clock=clock, last=(*last, key_acts.close, view.close)
     )
-    await _live(config, member, others=others, frontends=frontends, sessions=sessions, watching=watching)
+    await _live(config, member, servers=servers, frontends=frontends, sessions=sessions, watching=watching)
     await asyncio.gather(transport.close(), redis.aclose())
 
 

@@ -69,16 +69,17 @@ class Allocation:
         readable = readable_ranges(match, live, keys, reader)
         if durability is not Durability.MEMORY:
             readable = await self._raised(match, readable, keys, durability)
-        known = readable[-1].stop if readable else 0
-        if known < first:
+        readable_count = readable[-1].stop if readable else 0
+        if readable_count < first:
             raise InvalidRequest(
-                f"chunk {known} is not stored, so chunks from {first} on would have no parent", field="first_chunk"
+                f"chunk {readable_count} is not stored, so chunks from {first} on would have no parent",
+                field="first_chunk",
             )
-        tail = _tail(readable, chunk_bytes) if known == match.count and not match.extended else None
-        placed = self._placement.place(keys, known, nodes, chunk_bytes, self._clock.monotonic_s(), tail)
+        tail = _tail(readable, chunk_bytes) if readable_count == match.count and not match.extended else None
+        placed = self._placement.place(keys, readable_count, nodes, chunk_bytes, self._clock.monotonic_s(), tail)
         if on_existing is OnExisting.VERIFY:
-            placed = [*clip(readable, first, known), *placed]
-        return placed, addresses_of(placed, live), known
+            placed = [*clip(readable, first, readable_count), *placed]
+        return placed, addresses_of(placed, live), readable_count
 
     async def _allocate_each(
         self,
@@ -93,26 +94,26 @@ class Allocation:
         if first or on_existing is OnExisting.VERIFY:
             raise InvalidRequest("chunks that are no prefix are stored whole, and not compared", field="first_chunk")
         holders = await self._index.holders(records(keys, 0, len(keys), unchained=True))
-        there, readable = readable_each(holders, live, keys, reader)
-        known = set(there)
+        present, readable = readable_each(holders, live, keys, reader)
+        present_set = set(present)
         if durability is not Durability.MEMORY:
-            found = keys.pick(there)
-            match = Match(tuple(PlacedRun(1, tuple(holders[at])) for at in there))
-            marks = [await self._marks(each, in_object(match), found, durability) for each in readable]
-            known = {at for at, mark in zip(there, chain.from_iterable(marks), strict=True) if mark}
-        new = [at for at in range(len(keys)) if at not in known]
+            present_keys = keys.pick(present)
+            match = Match(tuple(PlacedRun(1, tuple(holders[at])) for at in present))
+            marks = [await self._marks(run, in_object(match), present_keys, durability) for run in readable]
+            present_set = {at for at, mark in zip(present, chain.from_iterable(marks), strict=True) if mark}
+        new = [at for at in range(len(keys)) if at not in present_set]
         if not new:
-            return [], [], len(known)
+            return [], [], len(present_set)
         nodes, now_s = list(live.values()), self._clock.monotonic_s()
         together = self._placement.place(keys.pick(new), 0, nodes, reader.chunk_bytes, now_s)
         placed: list[ChunkRange] = []
-        for each in together:
-            for at in new[each.first : each.stop]:
-                if placed and (placed[-1].node_id, placed[-1].stop) == (each.node_id, at):
+        for piece in together:
+            for at in new[piece.first : piece.stop]:
+                if placed and (placed[-1].node_id, placed[-1].stop) == (piece.node_id, at):
                     placed[-1] = replace(placed[-1], count=placed[-1].count + 1)
                 else:
-                    placed.append(ChunkRange(each.node_id, at, 1))
-        return placed, addresses_of(placed, live), len(known)
+                    placed.append(ChunkRange(piece.node_id, at, 1))
+        return placed, addresses_of(placed, live), len(present_set)
 
     async def _raised(
         self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
@@ -122,30 +123,30 @@ class Allocation:
         What the object tier has is as durable as anything can be asked to be.
         """
         safe = in_object(match)
-        marks = await asyncio.gather(*(self._marks(each, safe, keys, durability) for each in readable))
+        marks = await asyncio.gather(*(self._marks(run, safe, keys, durability) for run in readable))
         raised: list[ChunkRange] = []
-        for each, mine in zip(readable, marks, strict=True):
-            count = mine.index(False) if False in mine else each.count
+        for run, run_marks in zip(readable, marks, strict=True):
+            count = run_marks.index(False) if False in run_marks else run.count
             if count:
-                raised.append(replace(each, count=count))
-            if count < each.count:
+                raised.append(replace(run, count=count))
+            if count < run.count:
                 break
         return raised
 
     async def _marks(
-        self, each: ChunkRange, safe: Sequence[bool], keys: ChunkKeys, durability: Durability
+        self, run: ChunkRange, safe: Sequence[bool], keys: ChunkKeys, durability: Durability
     ) -> list[bool]:
         """Which chunks of a range are as durable as is asked for, now; `safe`: those that the object tier has."""
-        mine = list(safe[each.first : each.stop])
-        if all(mine):
-            return mine
+        run_safe = list(safe[run.first : run.stop])
+        if all(run_safe):
+            return run_safe
         try:
-            node = self._cluster.storage_nodes()[each.node_id]
-            raised = await self._holders.raise_level(node, keys.run(each.first, each.count), durability)
-            return [now or before for now, before in zip(raised, mine, strict=True)]
+            node = self._cluster.storage_nodes()[run.node_id]
+            raised = await self._holders.raise_level(node, keys.run(run.first, run.count), durability)
+            return [is_raised or was_safe for is_raised, was_safe in zip(raised, run_safe, strict=True)]
         except (QuireError, KeyError) as error:
-            logger().warning("chunks could not be made durable", node=each.node_id, error=str(error))
-            return mine
+            logger().warning("chunks could not be made durable", node=run.node_id, error=str(error))
+            return run_safe
 
 
 def _tail(readable: Sequence[ChunkRange], chunk_bytes: int) -> Tail | None:

@@ -118,8 +118,8 @@ class Cluster:
         Raises `VersionUnsupported`, `SecretDiffers`; the log says it once for each start of a node.
         """
         unproven = self._config.accept_unproven and node.protocol_version < _PROVEN and not proof
-        known = self.live.get(node.node_id)
-        if known is not None and known.incarnation == node.incarnation and known.protocol_version >= _PROVEN:
+        current = self.live.get(node.node_id)
+        if current is not None and current.incarnation == node.incarnation and current.protocol_version >= _PROVEN:
             unproven = False  # that one has proven it
         try:
             version.check(node.protocol_version)
@@ -221,12 +221,12 @@ class Cluster:
     async def _until_gone(self, node: Node) -> None:
         try:
             await self._holders.gone(node)
-            known = self.live.get(node.node_id)
-            if self._closed or known is None or known.incarnation != node.incarnation:
+            current = self.live.get(node.node_id)
+            if self._closed or current is None or current.incarnation != node.incarnation:
                 return  # it has left, or another one has its place
             logger().warning("the connection to a storage node broke", node=node.node_id)
             self.live.pop(node.node_id, None)
-            self._storage = {name: each for name, each in self._storage.items() if name != node.node_id}
+            self._storage = {name: member for name, member in self._storage.items() if name != node.node_id}
             self._roster.lost(node.node_id)
             await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
         except QuireError as error:

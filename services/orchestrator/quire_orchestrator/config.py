@@ -34,10 +34,10 @@ class OrchestratorConfig(MemberConfig):
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = MemberConfig.problems(self)
+        problems = MemberConfig.problems(self)
         if self.member_ttl_ms < 2 * self.heartbeat_ms:
-            found.append(
+            problems.append(
                 f"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS={self.member_ttl_ms}: less than twice "
                 f"QUIRE_ORCHESTRATOR_HEARTBEAT_MS={self.heartbeat_ms}; one report that is late would cost a member"
             )
-        return found
+        return problems

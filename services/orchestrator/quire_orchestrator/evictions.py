@@ -65,7 +65,7 @@ class Evictions:
     async def evict_chunks(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
         """A node needs room and holds the last copy: for each chunk, children first, whether it is out of the index."""
         evicted = await self._evict(chunks, node_id)
-        out = {gone.record.key for gone in evicted.removed} | set(evicted.absent)
+        out = {entry.record.key for entry in evicted.removed} | set(evicted.absent)
         return [chunk.key in out for chunk in chunks]
 
     async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
@@ -73,10 +73,10 @@ class Evictions:
         now_ms = self._clock.now_ms()
         delete_ms = now_ms + self._config.object_grace_ms
         evicted = await self._index.evict(chunks, now_ms, delete_ms, asking=asking)
-        for holder in {node for gone in evicted.removed for node in gone.nodes}:
-            self._announcements.removed(holder, [gone.record for gone in evicted.removed if holder in gone.nodes])
+        for holder in {node for entry in evicted.removed for node in entry.nodes}:
+            self._announcements.removed(holder, [entry.record for entry in evicted.removed if holder in entry.nodes])
         orders = drops(evicted, asking)
-        await asyncio.gather(*(self._drop(node_id, mine) for node_id, mine in orders.items()))
+        await asyncio.gather(*(self._drop(node_id, order) for node_id, order in orders.items()))
         return evicted
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
@@ -139,20 +139,20 @@ class Evictions:
     async def forget_lost_nodes(self) -> int:
         """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers
         again what it has."""
-        gone = 0
+        removed = 0
         lost_s = self._config.node_lost_ms / 1000
         for name, listing in (await self._index.listings()).items():
             if name == OBJECT_TIER or not listing.count or self._cluster.away_s(name) < lost_s:
                 continue
-            cursor, more = 0, True
-            while more and name not in self._cluster.live and self._cluster.away_s(name) >= lost_s:
+            cursor, unfinished = 0, True
+            while unfinished and name not in self._cluster.live and self._cluster.away_s(name) >= lost_s:
                 page, cursor = await self._index.holdings(name, cursor)
-                more = cursor != 0
+                unfinished = cursor != 0
                 await self._index.unregister_held(name, page, self._clock.now_ms())
-                gone += len(page)
+                removed += len(page)
             self._announcements.cleared(name)
-            logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
-        return gone
+            logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=removed)
+        return removed
 
     async def repair_index(self) -> None:
         """Look at a part of the index for links that no child has, which keep parents for ever."""

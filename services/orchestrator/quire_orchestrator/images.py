@@ -130,9 +130,9 @@ class ImageDesk:
         for tenant, image_id in await self._catalogue.expired(self._clock.now_ms(), _SWEEP_MAX):
             entry = await self._catalogue.get(tenant, image_id)
             if entry is not None and entry.is_over(self._clock.now_ms()):
-                gone = await self._catalogue.delete(tenant, image_id, entry)
-                if gone is not None:  # it is as it was read: not deleted or replaced meanwhile
-                    await self._release(gone)
+                deleted = await self._catalogue.delete(tenant, image_id, entry)
+                if deleted is not None:  # it is as it was read: not deleted or replaced meanwhile
+                    await self._release(deleted)
         for record in await self._catalogue.unused(_SWEEP_MAX):
             await self._remove(record)
 

@@ -73,8 +73,8 @@ class Policies:
         Returns what holds from now on.
         """
         async with self._looking:
-            before = {policy.namespace: policy for policy in await self._book.all()}
-            policy = _changed(before.get(tag, NamespacePolicy(tag, 0, 0)), ttl_s=ttl_s, quota_bytes=quota_bytes)
+            previous = {policy.namespace: policy for policy in await self._book.all()}
+            policy = _changed(previous.get(tag, NamespacePolicy(tag, 0, 0)), ttl_s=ttl_s, quota_bytes=quota_bytes)
             await self._book.set(policy)
             self._quotas = {**self._quotas, policy.namespace: policy.quota_bytes}
             return policy
@@ -82,11 +82,11 @@ class Policies:
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
         """All policies, and what limited tenants have stored."""
         tenants = await self._book.tenants()
-        kept = await quotas.kept(name for name, policy in tenants.items() if policy.stored_bytes_max)
+        usage = await quotas.kept(name for name, policy in tenants.items() if policy.stored_bytes_max)
         states = [
             TenantState(
                 policy=policy,
-                kept_bytes=kept.get(name, 0),
+                kept_bytes=usage.get(name, 0),
                 namespaces=await self._book.namespaces_of(name) if policy.stored_bytes_max else frozenset(),
             )
             for name, policy in sorted(tenants.items())
@@ -107,8 +107,8 @@ class Policies:
         """
         changes = {"weight": weight, "cap_bytes_per_s": cap_bytes_per_s, "stored_bytes_max": stored_bytes_max}
         async with self._looking:
-            before = await self._book.tenants()
-            policy = _changed(before.get(tenant, TenantPolicy(tenant)), **changes)
+            previous = await self._book.tenants()
+            policy = _changed(previous.get(tenant, TenantPolicy(tenant)), **changes)
             await self._book.set_tenant(policy)
             self._tenants = {**self._tenants, policy.tenant: policy}
             return policy

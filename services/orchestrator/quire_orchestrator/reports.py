@@ -41,13 +41,15 @@ class Reports:
         """
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
             generations = await self._index.register(node_id, chunks, self._clock.now_ms(), fresh=fresh)
-        self._announcements.stored(node_id, [each for each, there in zip(chunks, generations, strict=True) if there])
+        self._announcements.stored(
+            node_id, [chunk for chunk, generation in zip(chunks, generations, strict=True) if generation]
+        )
         return generations
 
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
         marks = await self._index.add_objects(chunks, generations)
-        listed = [each for each, mark in zip(chunks, marks, strict=True) if mark is ObjectMark.LISTED]
+        listed = [chunk for chunk, mark in zip(chunks, marks, strict=True) if mark is ObjectMark.LISTED]
         self._announcements.stored(OBJECT_TIER, listed)
         return marks
 
@@ -73,7 +75,9 @@ class Reports:
             return [False] * len(chunks)
         now_ms, only = self._clock.now_ms(), only_in_object
         out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, keepers=keepers)
-        self._announcements.removed(node_id, [each for each, gone in zip(chunks, out, strict=True) if gone])
+        self._announcements.removed(
+            node_id, [chunk for chunk, was_removed in zip(chunks, out, strict=True) if was_removed]
+        )
         return out
 
     async def count_change(self, node_id: str) -> None:
@@ -104,9 +108,9 @@ class Reports:
         """A page of what the index lists for a node, and the next cursor, 0 at the end."""
         return await self._index.holdings(node_id, cursor)
 
-    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
+    async def withdraw_held(self, node_id: str, holdings: Sequence[Held]) -> None:
         """Of what `holdings` told a node does not have these."""
-        await self._index.unregister_held(node_id, held, self._clock.now_ms())
+        await self._index.unregister_held(node_id, holdings, self._clock.now_ms())
 
     async def damaged(self, node_id: str) -> None:
         """A node found that the index has lost entries."""

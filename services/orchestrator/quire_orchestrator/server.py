@@ -67,7 +67,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.AllocateResponse:
         namespace = convert.namespace_from(request.namespace)
         await self._policies.stores_in(namespace)
-        ranges, nodes, known = await self._allocation.allocate(
+        ranges, nodes, stored = await self._allocation.allocate(
             ChunkKeys(request.chunk_keys),
             request.first_chunk,
             convert.durability_from(request.durability),
@@ -75,9 +75,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             chunk_bytes=namespace.layout.chunk_bytes,
             unchained=request.unchained,
         )
-        self._policies.check_fits(namespace, sum(each.count for each in ranges))
+        self._policies.check_fits(namespace, sum(run.count for run in ranges))
         return orchestrator_pb2.AllocateResponse(
-            ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=True), known_chunks=known
+            ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=True), known_chunks=stored
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
@@ -125,9 +125,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.ListHoldingsResponse:
         page, cursor = await self._reports.holdings(request.node_id, request.cursor)
         return orchestrator_pb2.ListHoldingsResponse(
-            fingerprints=b"".join(each.fingerprint for each in page),
-            buckets=b"".join(each.bucket for each in page),
-            generations=[each.generation for each in page],
+            fingerprints=b"".join(holding.fingerprint for holding in page),
+            buckets=b"".join(holding.bucket for holding in page),
+            generations=[holding.generation for holding in page],
             cursor=cursor,
         )
 
@@ -222,9 +222,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         salts = [salt_of(request.name, secret) for secret in self._secrets] if request.name else [request.tenant_salt]
         changes = _given(request, "weight", "cap_bytes_per_s", "stored_bytes_max")
         policy = await self._policies.set_tenant(tenant_name(salts[0]), **changes)
-        whole = {name: getattr(policy, name) for name in ("weight", "cap_bytes_per_s", "stored_bytes_max")}
+        fields = {name: getattr(policy, name) for name in ("weight", "cap_bytes_per_s", "stored_bytes_max")}
         for salt in salts[1:]:  # of the cluster's other secret, while one replaces the other
-            await self._policies.set_tenant(tenant_name(salt), **whole)
+            await self._policies.set_tenant(tenant_name(salt), **fields)
         return gateway_pb2.SetTenantResponse(
             weight=policy.weight, cap_bytes_per_s=policy.cap_bytes_per_s, stored_bytes_max=policy.stored_bytes_max
         )
@@ -251,19 +251,19 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.tenant, request.image_id))
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
-        entries, after = await self._images.list(request.tenant, request.prefix, request.after, request.limit)
-        return images_pb2.ListImagesResponse(entries=map(convert_images.image_to, entries), next_after=after)
+        entries, next_id = await self._images.list(request.tenant, request.prefix, request.after, request.limit)
+        return images_pb2.ListImagesResponse(entries=map(convert_images.image_to, entries), next_after=next_id)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
         entry = convert_images.image_from(request.entry)
         route = self._images.route(entry, request.failed)
         if route is None:
             return images_pb2.RouteImageResponse(build=self._images.build)
-        found = Found()
+        runners = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
             try:
-                found = await self._lookups.lookup(question)
+                runners = await self._lookups.lookup(question)
             except BaseException:
                 self._images.finish(route.ticket, failed=False)
                 raise
@@ -274,7 +274,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             owner=route.owner.node_id,
             owner_address=route.owner.grpc_address,
             build=build_of(route.runner),
-            record=images_pb2.LeasedRecord(lease=found.token, nodes=convert.addresses_to(found.nodes, grpc=False)),
+            record=images_pb2.LeasedRecord(lease=runners.token, nodes=convert.addresses_to(runners.nodes, grpc=False)),
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:

@@ -42,12 +42,12 @@ class SchedulerConfig(MemberConfig):
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = MemberConfig.problems(self)
+        problems = MemberConfig.problems(self)
         try:
             _ = self.budgets
         except ConfigInvalid as error:
-            found.append(str(error))
-        return found
+            problems.append(str(error))
+        return problems
 
     @property
     def budgets(self) -> dict[str, int]:
@@ -61,7 +61,7 @@ class SchedulerConfig(MemberConfig):
 
     @property
     def _links(self) -> dict[str, tuple[str, int]]:
-        told: dict[str, tuple[str, int]] = {}
+        budgets: dict[str, tuple[str, int]] = {}
         for part in self.links.split(","):
             place, _, value = part.strip().partition("=")
             name, at, above = place.partition("@")
@@ -71,13 +71,15 @@ class SchedulerConfig(MemberConfig):
                 budget = 0
             if not name or budget <= 0 or bool(at) != bool(above):
                 raise ConfigInvalid(f"{_LINKS}: {part!r} is no link with a budget, name=bytes/s or name@other=bytes/s")
-            if name in told:
+            if name in budgets:
                 raise ConfigInvalid(f"{_LINKS}: {name!r} is named twice")
-            told[name] = (above, budget)
+            budgets[name] = (above, budget)
         links: dict[str, tuple[str, int]] = {}
-        while told:
-            next_ = [name for name, (above, _) in told.items() if not above or above in links]
+        while budgets:
+            next_ = [name for name, (above, _) in budgets.items() if not above or above in links]
             if not next_:
-                raise ConfigInvalid(f"{_LINKS}: {', '.join(told)} lie below links that are not there, or in a circle")
-            links |= {name: told.pop(name) for name in next_}
+                raise ConfigInvalid(
+                    f"{_LINKS}: {', '.join(budgets)} lie below links that are not there, or in a circle"
+                )
+            links |= {name: budgets.pop(name) for name in next_}
         return links

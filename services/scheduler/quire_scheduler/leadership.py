@@ -80,14 +80,14 @@ class Leadership:
         asked_s, lease_ms = self._clock.monotonic_s(), self.lease_ms
         try:
             async with asyncio.timeout(lease_ms / 1000):
-                self._leader, before = await lease.hold(self._name, lease_ms)
+                self._leader, previous = await lease.hold(self._name, lease_ms)
         except Exception as error:  # whatever it is: to stop asking would leave the cluster without a leader
             logger().warning("the leader is unknown", error=str(error) or type(error).__name__)
             return
         was_leading = self.leading
         if self._leader == self._name:
             self._until_s = asked_s + lease_ms / 1000
-            if not was_leading and (before != self._name or not self.term):
+            if not was_leading and (previous != self._name or not self.term):
                 self.term += 1
                 self._changes.add(1)
                 self.since_s = asked_s

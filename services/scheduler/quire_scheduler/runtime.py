@@ -78,7 +78,7 @@ class Scheduler:
             if (link := self._link_of.get(delivery)) is not None:
                 by_link.setdefault(link, {})[delivery] = layers
         now_s = self._clock.monotonic_s()
-        return [grant for link, known in by_link.items() for grant in self._links[link].renew(known, now_s)]
+        return [grant for link, progress in by_link.items() for grant in self._links[link].renew(progress, now_s)]
 
     def finish(self, delivery: str) -> None:
         self._check()
@@ -94,8 +94,8 @@ class Scheduler:
 
     def learned(self) -> dict[str, list[Learned]]:
         """By kind of link what its policy has learned."""
-        found = {str(budget): policy.curves.told() for budget, policy in self._kinds.items() if policy.curves}
-        return {kind: told for kind, told in found.items() if told}
+        curves = {str(budget): policy.curves.told() for budget, policy in self._kinds.items() if policy.curves}
+        return {kind: curve for kind, curve in curves.items() if curve}
 
     def take_over(self, learned: Mapping[str, Sequence[Learned]]) -> None:
         """Know what the leader before knew."""

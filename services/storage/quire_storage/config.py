@@ -97,29 +97,29 @@ class StorageConfig(MemberConfig):
     stop_grace_s: float = setting(10.0, "time for running transfers at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = MemberConfig.problems(self)
+        problems = MemberConfig.problems(self)
         if self.slab_bytes % ALIGNMENT:
-            found.append(
+            problems.append(
                 f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: must be a multiple of {ALIGNMENT}, as drives are"
             )
-        found += [
-            f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: more than QUIRE_STORAGE_{name}={whole} has room for"
-            for name, whole, used in (
+        problems += [
+            f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: more than QUIRE_STORAGE_{name}={limit} has room for"
+            for name, limit, used in (
                 ("ARENA_BYTES", self.arena_bytes, True),
                 ("DRIVE_BYTES", self.drive_bytes, bool(self.drive_folders)),
             )
-            if used and self.slab_bytes > whole
+            if used and self.slab_bytes > limit
         ]
         if self.pool_low_share > self.pool_high_share:
-            found.append(
+            problems.append(
                 f"QUIRE_STORAGE_POOL_LOW_SHARE={self.pool_low_share}: "
                 f"above QUIRE_STORAGE_POOL_HIGH_SHARE={self.pool_high_share}"
             )
         try:
             users(self.shared_memory_uids)
         except ConfigInvalid as error:
-            found.append(str(error))
-        return found
+            problems.append(str(error))
+        return problems
 
     @property
     def shared_memory_users(self) -> list[int]:

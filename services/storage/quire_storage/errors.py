@@ -42,9 +42,9 @@ class DriveFailed(Unavailable):
         super().__init__(message)
         self.drives = drives
 
-    def joined(self, others: Sequence[DriveFailed]) -> DriveFailed:
+    def joined(self, failures: Sequence[DriveFailed]) -> DriveFailed:
         """One error for all their drives."""
-        return DriveFailed(self.message, self.drives.union(*(other.drives for other in others)))
+        return DriveFailed(self.message, self.drives.union(*(failure.drives for failure in failures)))
 
 
 class ObjectTierFailed(Unavailable):

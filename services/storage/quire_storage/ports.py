@@ -106,7 +106,7 @@ class ClusterIndex(Protocol):
         """A page of what is listed for a node, and the next cursor, 0 at the end. A chunk that is listed all the while
         is in one page at least."""
 
-    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
+    async def withdraw_held(self, node_id: str, holdings: Sequence[Held]) -> None:
         """Deregister what `holdings` told of, and the node does not have. Counts as a change that it reported."""
 
     async def damaged(self, node_id: str) -> None:

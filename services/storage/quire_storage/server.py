@@ -116,8 +116,8 @@ class StorageServicer(StorageServiceServicer):
 
     async def Prefetch(self, request: pb.PrefetchChunksRequest, context: Any) -> pb.PrefetchChunksResponse:
         self._permits.check(request, again=True)
-        there = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
-        return pb.PrefetchChunksResponse(in_memory=bytes(there))
+        promoted = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
+        return pb.PrefetchChunksResponse(in_memory=bytes(promoted))
 
     async def SendNonce(self, request: pb.SendNonceRequest, context: Any) -> pb.SendNonceResponse:
         tenant = self._permits.check(request, again=True)
@@ -127,8 +127,8 @@ class StorageServicer(StorageServiceServicer):
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
         self._permits.check(request, again=True)
         source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
-        kept = await self._node.requests.replicate(source, keys, hot=request.hot)
-        return pb.ReplicateResponse(kept=bytes(kept))
+        copied = await self._node.requests.replicate(source, keys, hot=request.hot)
+        return pb.ReplicateResponse(kept=bytes(copied))
 
 
 async def serve(config: StorageConfig) -> None:

@@ -88,7 +88,7 @@ class _Pages:
         first = pool.get_page_buffer_meta(_tokens(0, pool.page_size))
         last = pool.get_page_buffer_meta(_tokens(pool.page_num - 1, pool.page_size))
         at, sizes = sorted(first[0]), set(first[1])
-        strides = {after - before for before, after in pairwise(at)}
+        strides = {second - first for first, second in pairwise(at)}
         layout = plain_layout(len(at), first[1][0])
         if len(sizes) != 1 or len(strides) > 1 or layout is None:
             raise ConfigInvalid(
@@ -106,10 +106,10 @@ class _Pages:
 
     def view(self, offsets: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
         """The memory of each page, as (layers, bytes)."""
-        whole = memory_at(self.address, self.length)
+        pool = memory_at(self.address, self.length)
         layers, width = self.layout.num_layers, self.layout.slice_bytes
         return [
-            np.lib.stride_tricks.as_strided(whole[at:], shape=(layers, width), strides=(self.stride, 1))
+            np.lib.stride_tricks.as_strided(pool[at:], shape=(layers, width), strides=(self.stride, 1))
             for at in offsets
         ]
 
@@ -121,8 +121,8 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         extra = dict(storage_config.extra_config or {})
         if not extra.get("interface_v1"):
             raise ConfigInvalid("is not set: give 1", field=f"{_FLAG}.interface_v1")
-        given = {name: value for name, value in extra.items() if name not in _SGLANGS}
-        self._settings = settings = read_settings(HiCacheSettings, given, _FLAG)
+        options = {name: value for name, value in extra.items() if name not in _SGLANGS}
+        self._settings = settings = read_settings(HiCacheSettings, options, _FLAG)
         self._config = storage_config
         self._client = SyncClient(
             settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
@@ -155,12 +155,12 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             chain, first = self._chain(keys, extra_info)
             if first >= len(chain):
                 return 0
-            found = self._run(self._client.asynchronous.lookup(self._space, chain, lease_ttl_ms=0))
+            match = self._run(self._client.asynchronous.lookup(self._space, chain, lease_ttl_ms=0))
         except (QuireError, TimeoutError, ValueError) as error:  # hashes that are none, too
             self._absence.failed(error)
             return 0
         self._absence.answered()
-        return max(0, len(found.keys) - first)
+        return max(0, len(match.keys) - first)
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
@@ -224,11 +224,11 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
     def _namespace(self, pool: Any) -> Namespace:
         config, settings = self._config, self._settings
         ranks = {
-            each.name: getattr(config, each.name)
-            for each in fields(config)
-            if each.name.endswith(("_rank", "_size")) and each.name not in ("tp_rank", "tp_size", "dp_rank")
+            field.name: getattr(config, field.name)
+            for field in fields(config)
+            if field.name.endswith(("_rank", "_size")) and field.name not in ("tp_rank", "tp_size", "dp_rank")
         }
-        told = {
+        facts = {
             "layout": pool.layout,
             "dtype": str(pool.dtype),
             "page_size": pool.page_size,
@@ -241,7 +241,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             str(config.model_name or ""),
             settings.weights,
             self._pages.layout,
-            told,
+            facts,
             tenant_salt=bytes.fromhex(settings.tenant_salt),
             shard=(0, 1) if config.is_mla_model else (config.tp_rank, config.tp_size),  # of MLA all have the same
             flag=f"{_FLAG}.weights",
@@ -252,14 +252,14 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
 
         Of a prompt that is longer than a request to Quire may be, as much as fits.
         """
-        before = extra_info.prefix_keys if extra_info is not None else None
-        if before is None:
+        parents = extra_info.prefix_keys if extra_info is not None else None
+        if parents is None:
             raise ConfigInvalid("is not set: pages cannot be told from the start of their prefix on", field=_PREFIXES)
-        chain = [*before, *keys][:KEYS_MAX]
+        chain = [*parents, *keys][:KEYS_MAX]
         packed = b"".join(bytes.fromhex(page) for page in chain)
         if len(packed) != KEY_BYTES * len(chain):
             raise ConfigInvalid("SGLang's page hashes are no SHA-256", field="keys")
-        return engine_keys(self._space, ChunkKeys(packed)), len(before)
+        return engine_keys(self._space, ChunkKeys(packed)), len(parents)
 
     # ---- on the client's loop
 

@@ -154,13 +154,13 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             return []
         try:
             keys = self._keys(_kv_of(transfers))
-            found = self._run(self._client.asynchronous.lookup(self._space, keys, lease_ttl_ms=0, unchained=True))
+            match = self._run(self._client.asynchronous.lookup(self._space, keys, lease_ttl_ms=0, unchained=True))
         except (QuireError, TimeoutError, ValueError) as error:  # hashes that are none, too
             self._absence.failed(error)
             return []
         self._absence.answered()
-        most = self._settings.staging_bytes // 2 // self._space.layout.chunk_bytes
-        return [at + 1 for at, there in enumerate(found.there[:most]) if at == there]
+        limit = self._settings.staging_bytes // 2 // self._space.layout.chunk_bytes
+        return [at + 1 for at, position in enumerate(match.there[:limit]) if at == position]
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """False where it cannot be had: then it is computed. Ranks decide alike, so one of several never says so."""
@@ -216,7 +216,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def num_completed_offloads(self) -> int:
         """From the oldest on: SGLang takes them in order."""
         with self._lock:
-            return next((at for at, each in enumerate(self._offloads) if not each.done()), len(self._offloads))
+            return next((at for at, offload in enumerate(self._offloads) if not offload.done()), len(self._offloads))
 
     def pop_completed_offload(self) -> bool:
         with self._lock:
@@ -226,9 +226,9 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         for rid in list(self._queued):
             self.cancel_queued_load(rid)
         with self._lock:
-            waiting, self._offloads = list(self._offloads), deque()
-        for each in waiting:
-            each.result()
+            pending, self._offloads = list(self._offloads), deque()
+        for offload in pending:
+            offload.result()
         self._batches.clear()
         self.layer_done_counter.reset()
 
@@ -246,7 +246,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         group = params.tp_cache_group
         alone = group is None or not torch.distributed.is_initialized()
         shard = (0, 1) if alone else (torch.distributed.get_rank(group), torch.distributed.get_world_size(group))
-        told = {
+        facts = {
             "pool": type(self._kv).__name__,
             "dtype": str(key.dtype),
             "page_size": self._page,
@@ -263,14 +263,14 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             server_args.model_path,
             settings.weights,
             layout,
-            told,
+            facts,
             tenant_salt=salt,
             shard=shard,
             flag=f"{_FLAG}.weights",
         )
 
     def _keys(self, transfer: Any) -> ChunkKeys:
-        return engine_keys(self._space, ChunkKeys(b"".join(bytes.fromhex(each) for each in transfer.keys)))
+        return engine_keys(self._space, ChunkKeys(b"".join(bytes.fromhex(key) for key in transfer.keys)))
 
     @property
     def _urgency(self) -> Urgency:
@@ -369,7 +369,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
 
 def _kv_of(transfers: Sequence[Any]) -> Any:
-    return next(each for each in transfers if each.name == PoolName.KV)
+    return next(transfer for transfer in transfers if transfer.name == PoolName.KV)
 
 
 def _slots_of(transfer: Any) -> torch.Tensor:
@@ -379,5 +379,5 @@ def _slots_of(transfer: Any) -> torch.Tensor:
 
 def _lost() -> _Load:
     """Stands for one that was not begun, where the other ranks go on with theirs."""
-    nothing: Any = None
-    return _Load(nothing, nothing, nothing, 0)
+    no_data: Any = None
+    return _Load(no_data, no_data, no_data, 0)

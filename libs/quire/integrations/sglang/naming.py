@@ -19,13 +19,13 @@ def namespace_of(
     model: str,
     weights: str,
     layout: KvLayout,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     *,
     tenant_salt: bytes,
     shard: tuple[int, int],
     flag: str,
 ) -> Namespace:
-    """`weights`: as set, empty for the digest of those in the model's folder; `told`: what else makes pages differ;
+    """`weights`: as set, empty for the digest of those in the model's folder; `facts`: what else makes pages differ;
     `shard`: rank, of how many.
 
     Raises `ConfigInvalid` where the weights cannot be told apart.
@@ -33,7 +33,7 @@ def namespace_of(
     weights = weights or (weights_digest(Path(model)) if Path(model).is_dir() else "")
     if not weights:
         raise ConfigInvalid(f"{model} is no folder whose weights could be told apart; name them", field=flag)
-    all_of_it = {"sglang": ".".join(version("sglang").split(".")[:2]), **told}
+    all_of_it = {"sglang": ".".join(version("sglang").split(".")[:2]), **facts}
     form = hashlib.sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:32]
     rank, ranks = shard
     return Namespace(Path(model).name, f"{weights}/{form}", layout, tenant_salt, shard_index=rank, shard_count=ranks)

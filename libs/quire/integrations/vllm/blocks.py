@@ -56,12 +56,12 @@ class KvBlocks:
         storage = self._tensors[0].untyped_storage()
         steps = set(np.diff(bases).tolist())
         blocks = {tensor.stride(0) * tensor.element_size() for tensor in self._tensors}
-        one = all(tensor.untyped_storage().data_ptr() == storage.data_ptr() for tensor in self._tensors)
-        if not one or len(blocks) != 1 or len(steps) > 1 or any(step <= 0 for step in steps):
+        is_shared = all(tensor.untyped_storage().data_ptr() == storage.data_ptr() for tensor in self._tensors)
+        if not is_shared or len(blocks) != 1 or len(steps) > 1 or any(step <= 0 for step in steps):
             return None
-        everything = torch.empty(0, dtype=torch.uint8, device=self._tensors[0].device).set_(storage)
+        memory = torch.empty(0, dtype=torch.uint8, device=self._tensors[0].device).set_(storage)
         offsets = bases[0] - storage.data_ptr() + np.arange(self.num_blocks, dtype=np.int64) * blocks.pop()
-        return everything, int(steps.pop()) if steps else self.slab_bytes, offsets
+        return memory, int(steps.pop()) if steps else self.slab_bytes, offsets
 
     def take(self, layer: int, blocks: Sequence[int], into: Bytes) -> None:
         """Copy one layer's slabs of `blocks` into (blocks, slab bytes) of host memory."""

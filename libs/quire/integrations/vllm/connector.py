@@ -309,11 +309,11 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         registered: dict[int, Buffer] = {}
         ranges = []
         for blocks in tables:
-            whole = blocks.whole()
-            if whole is None:
+            storage = blocks.whole()
+            if storage is None:
                 logger().info("vLLM's blocks are not one range of memory: loads are staged")
                 return []
-            memory, stride, offsets = whole
+            memory, stride, offsets = storage
             if memory.data_ptr() not in registered:  # groups share it
                 registered[memory.data_ptr()] = self._client.register(memory)
             ranges.append((registered[memory.data_ptr()], stride, offsets))

@@ -130,7 +130,7 @@ def asynchronous(config: Any, settings: Settings, groups: Sequence[Group]) -> bo
         "speculative decoding": getattr(config, "speculative_config", None) is not None,
         "layers that do not keep the whole prefix": not resumes_behind_failures(groups),
     }
-    names = ", ".join(name for name, there in unfit.items() if there)
+    names = ", ".join(name for name, is_set in unfit.items() if is_set)
     if settings.load == "layerwise" and names:
         raise ConfigInvalid(
             f"layerwise loads that fail are recomputed wrongly with {names}; use async",
@@ -231,4 +231,6 @@ def _version(package: str) -> str:
 
 def _without_paths(config: dict[str, Any]) -> str:
     """The model's configuration with all overrides, the same wherever it lies."""
-    return json.dumps({name: each for name, each in config.items() if "path" not in name}, sort_keys=True, default=str)
+    return json.dumps(
+        {name: value for name, value in config.items() if "path" not in name}, sort_keys=True, default=str
+    )

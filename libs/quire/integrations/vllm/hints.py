@@ -20,11 +20,11 @@ _AGAIN_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 def retain_s(request: Any) -> float:
     """For how long the request's prompt is to be retained, seconds; 0 for not at all, and for what is no time."""
-    asked = (getattr(request, "kv_transfer_params", None) or {}).get(RETAIN, 0)
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked >= 0:
-        logger().warning("a hint is not understood", name=RETAIN, value=repr(asked), request=request.request_id)
+    seconds = (getattr(request, "kv_transfer_params", None) or {}).get(RETAIN, 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        logger().warning("a hint is not understood", name=RETAIN, value=repr(seconds), request=request.request_id)
         return 0.0
-    return float(asked)
+    return float(seconds)
 
 
 def priority_of(request: Any) -> int:

@@ -233,31 +233,31 @@ class Loads:
             self._pool.give_back(load.staging)
         self._report(load, load.missing)
 
-    def _report(self, load: Load, missing: set[int]) -> None:
-        self._bad |= missing
+    def _report(self, load: Load, failed: set[int]) -> None:
+        self._bad |= failed
         plan = load.plan
-        self._settled.append(Settled(request_id=plan.request_id, group=plan.group, arrived=not missing))
-        if load.delivery is not None and not missing and len(load.wanted_ns) == self._blocks.num_layers:
+        self._settled.append(Settled(request_id=plan.request_id, group=plan.group, arrived=not failed))
+        if load.delivery is not None and not failed and len(load.wanted_ns) == self._blocks.num_layers:
             self._client.post(partial(load.delivery.wanted, load.wanted_ns))
-        if plan.blocks and not missing and not load.noted:
+        if plan.blocks and not failed and not load.noted:
             self._times.append((len(load.plan.blocks), load.took_s or load.alone_s))
-        self._count("failed_blocks", len(missing))
-        self._count("loaded_blocks", len(load.plan.blocks) - len(missing))
+        self._count("failed_blocks", len(failed))
+        self._count("loaded_blocks", len(load.plan.blocks) - len(failed))
         self._count("loads_s", time.monotonic() - load.begun_s)
 
-    def _copy(self, load: Load, until: int) -> None:
-        """Layers up to `until` out of staging memory; of a load that has failed, what arrived whole."""
+    def _copy(self, load: Load, stop: int) -> None:
+        """Layers up to `stop` out of staging memory; of a load that has failed, what arrived whole."""
         if load.staging is None:
             return
         blocks = load.plan.blocks
         layers = load.staging.layers(self._blocks.num_layers, len(blocks), self._blocks.slab_bytes)
-        there = [at for at, block in enumerate(blocks) if block not in load.missing]
-        for layer in range(load.copied, until):
-            if len(there) == len(blocks):
+        present = [at for at, block in enumerate(blocks) if block not in load.missing]
+        for layer in range(load.copied, stop):
+            if len(present) == len(blocks):
                 self._blocks.put(layer, blocks, layers[layer])
-            elif there:
-                self._blocks.put(layer, [blocks[at] for at in there], layers[layer][there])
-        load.copied = max(load.copied, until)
+            elif present:
+                self._blocks.put(layer, [blocks[at] for at in present], layers[layer][present])
+        load.copied = max(load.copied, stop)
 
     # ---- beside the steps
 
@@ -310,8 +310,8 @@ class Loads:
 
     def missing(self) -> set[int]:
         """Blocks that did not arrive, since this was last asked."""
-        missing, self._bad = self._bad, set()
-        return missing
+        failed, self._bad = self._bad, set()
+        return failed
 
     # ---- on the client's loop
 
@@ -414,9 +414,9 @@ class Loads:
             self._pool.give_back_when_idle(staging)
         await self._release(plan.found[self._shard])
 
-    async def _release(self, found: Lookup) -> None:
+    async def _release(self, lookup: Lookup) -> None:
         try:
-            await self._client.asynchronous.release(found)
+            await self._client.asynchronous.release(lookup)
         except QuireError as error:
             logger().debug("a lease stays until it runs out", error=str(error))
 
@@ -438,6 +438,6 @@ def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:
     arrived: set[int] = set()
     for outcome in outcomes:
         marks = iter(outcome.delivered)
-        for each in outcome.ranges:
-            arrived |= {chunk for chunk in range(each.first, each.stop) if next(marks, 0)}
+        for run in outcome.ranges:
+            arrived |= {chunk for chunk in range(run.first, run.stop) if next(marks, 0)}
     return {block for at, block in enumerate(plan.blocks) if plan.first + at not in arrived}

@@ -84,7 +84,7 @@ def namespace_of(
     Raises `ConfigInvalid` for blocks that cannot be kept.
     """
     layout = formats.layout()
-    told = {
+    facts = {
         "group": formats.group,
         "kernel": formats.kernel,
         "dtype": formats.dtype,
@@ -93,7 +93,7 @@ def namespace_of(
         "strides": list(formats.strides),
         **engine,
     }
-    form = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    form = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return Namespace(
         model_id=model,
         weight_version=f"{weights}/{form}",

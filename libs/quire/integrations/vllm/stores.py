@@ -62,12 +62,12 @@ class Stores:
         """Of the step that begins. What all shards have alike the first of them stores."""
         if plan.namespaces[self._shard] in plan.namespaces[: self._shard]:
             return
-        until = max(self._until.get(plan.request_id, 0), plan.known)
+        stored = max(self._until.get(plan.request_id, 0), plan.known)
         memory = (
-            self._room_for(plan) if plan.first <= until else None
+            self._room_for(plan) if plan.first <= stored else None
         )  # else planned before this was known to be left out
         if memory is None:
-            self._until[plan.request_id] = min(until, plan.first)
+            self._until[plan.request_id] = min(stored, plan.first)
             self._unstored.append(
                 Unstored(request_id=plan.request_id, group=plan.group, first=plan.first, later=True, state=plan.state)
             )
@@ -162,11 +162,11 @@ class Stores:
 
     async def _continues(self, store: _Store) -> bool:
         """Whether what the store goes on from is stored, once that is known."""
-        before, store.before = store.before, None
-        if before is None:
+        previous, store.before = store.before, None
+        if previous is None:
             return True
-        await before.over.wait()
-        return before.stored or store.plan.first <= before.plan.first
+        await previous.over.wait()
+        return previous.stored or store.plan.first <= previous.plan.first
 
     async def _layers(self, store: _Store, count: int) -> None:
         while store.produced < count:

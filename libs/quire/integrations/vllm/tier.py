@@ -117,10 +117,10 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        found = self._lookups.lookup(key, req_context)
-        if found is None:
+        status = self._lookups.lookup(key, req_context)
+        if status is None:
             return LookupResult.RETRY
-        return LookupResult.HIT if found else LookupResult.MISS
+        return LookupResult.HIT if status else LookupResult.MISS
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._lookups.flush()
@@ -133,7 +133,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         async def store(parts: Sequence[Part]) -> list[int]:
-            return [each.at for each in await self._transfers.store(parts)]
+            return [part.at for part in await self._transfers.store(parts)]
 
         self._begin(job_metadata, store)
 
@@ -141,10 +141,10 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         results: list[JobResult] = []
         while True:
             try:
-                result, stored, missing = self._ended.get_nowait()
+                result, stored, failed = self._ended.get_nowait()
             except queue.Empty:
                 return results
-            self._lookups.mark_miss(missing)
+            self._lookups.mark_miss(failed)
             if stored and self._tells:
                 self._events.append(OffloadingEvent(stored, self.medium, removed=False, locality=self.locality))
             results.append(result)
@@ -180,20 +180,20 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
 
     def have(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Which are there; none where Quire does not answer."""
-        nothing = [False] * len(keys)
+        absent = [False] * len(keys)
         if self._absence:
             self._count(_SKIPPED_LOOKUPS, len(keys))
-            return nothing
+            return absent
         places = [self._owner.place(bytes(key), self.block_size_bytes) for key in keys]
         look_up = asyncio.wait_for(self._transfers.objects.have(places), self._settings.lookup_timeout_s)
         try:
-            there = self._transfers.client.run(look_up)
+            present = self._transfers.client.run(look_up)
         except (QuireError, TimeoutError, RuntimeError) as error:  # the loop has ended with the engine
             self._absence.failed(error)
             self._count(_FAILED_LOOKUPS, len(keys))
-            return nothing
+            return absent
         self._absence.answered()
-        return there
+        return present
 
     def _count(self, name: str, chunks: int) -> None:
         if chunks:
@@ -239,8 +239,8 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         )
         self._count(_FAILED_LOADS if job.is_promotion else _FAILED_STORES, len(keys) - len(good))
         stored = [] if job.is_promotion else good
-        missing = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
-        self._ended.put((result, stored, missing))
+        failed = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
+        self._ended.put((result, stored, failed))
         with self._idle:
             self._running = max(0, self._running - 1)
             self._idle.notify_all()
@@ -261,7 +261,7 @@ def _owner(spec: Any, settings: TierSettings) -> Owner:
     """Everything that decides a chunk's bytes, as far as vLLM tells its tiers."""
     config, model = spec.config, Path(spec.config.model.name)
     parallel = config.parallel
-    told = {
+    facts = {
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
         "platform": f"{current_platform.device_name}/{current_platform.get_cpu_architecture().name}",
         "dtype": str(config.model.dtype),
@@ -270,7 +270,7 @@ def _owner(spec: Any, settings: TierSettings) -> Owner:
         "parallel": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
         "layout": [str(config.kv_cache_layout), config.canonical_layout, config.replicated_layout],
     }
-    form = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    form = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return Owner(
         model=model.name if model.is_dir() else str(config.model.name),
         version=f"vllm tier {settings.contents}/{form}",

@@ -49,17 +49,17 @@ class Started:
 
     async def completed(self, count: int) -> list[Iocb]:
         """Wait on the event descriptor until so many batches have completed."""
-        loop, ready, found = asyncio.get_running_loop(), asyncio.Event(), list[Iocb]()
+        loop, ready, completed = asyncio.get_running_loop(), asyncio.Event(), list[Iocb]()
         loop.add_reader(self.io.event_fd, ready.set)
         try:
             async with asyncio.timeout(20):
-                while len(found) < count:
+                while len(completed) < count:
                     await ready.wait()
                     ready.clear()
-                    found += self.io.wait_cqe()
+                    completed += self.io.wait_cqe()
         finally:
             loop.remove_reader(self.io.event_fd)
-        return found
+        return completed
 
 
 class BlockIOContract:
@@ -91,9 +91,9 @@ class BlockIOContract:
         iocb = drive.batch(Op.READ, files, offsets, [4096] * 512, places)
         assert await drive.completed(1) == [iocb]
         assert not len(iocb.failed())
-        whole = [path.read_bytes() for path in drive.paths]
+        contents = [path.read_bytes() for path in drive.paths]
         for file, offset, place in zip(files, offsets, places, strict=True):
-            assert drive.memory[place : place + 4096].tobytes() == whole[file][offset : offset + 4096]
+            assert drive.memory[place : place + 4096].tobytes() == contents[file][offset : offset + 4096]
 
     async def test_each_batch_completes_once(self, drive: Started) -> None:
         """Several in flight, more contexts than any depth, in whatever order; then there is nothing more."""

@@ -28,7 +28,7 @@ async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[
     """From the end of a chain down to `keep`."""
     deepest_first: list[ChunkRecord] = list(reversed(records(keys, keep, len(keys) - keep)))
     evicted = await index.evict(deepest_first, now_ms, now_ms + 100)
-    return [(gone.record.key, gone.nodes) for gone in evicted.removed]
+    return [(entry.record.key, entry.nodes) for entry in evicted.removed]
 
 
 async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
@@ -43,20 +43,20 @@ async def _listing(index: Index, node: str) -> Listing:
 
 async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
     """What the listing of a node should be, if it is listed for `keys`, by the entries' generations."""
-    found = await holdings(index, node)
-    mine = [fingerprint(key) for key in keys]
-    assert found.keys() == set(mine)
-    return Listing(len(mine), sum(listing_number(each, found[each]) for each in mine) % DIGEST_MODULUS)
+    generations = await holdings(index, node)
+    prints = [fingerprint(key) for key in keys]
+    assert generations.keys() == set(prints)
+    return Listing(len(prints), sum(listing_number(print_, generations[print_]) for print_ in prints) % DIGEST_MODULUS)
 
 
 async def holdings(index: Index, node: str) -> dict[bytes, int]:
     """Generations by fingerprint."""
-    found, cursor, more = dict[bytes, int](), 0, True
-    while more:
+    generations, cursor, unfinished = dict[bytes, int](), 0, True
+    while unfinished:
         page, cursor = await index.holdings(node, cursor)
-        found |= {each.fingerprint: each.generation for each in page}
-        more = bool(cursor)
-    return found
+        generations |= {holding.fingerprint: holding.generation for holding in page}
+        unfinished = bool(cursor)
+    return generations
 
 
 async def _pin(index: Index, keys: ChunkKeys, lease: bytes, expires_ms: int, *, now_ms: int = 0) -> int:
@@ -79,15 +79,15 @@ class IndexContract:
         async def extended(keys: ChunkKeys) -> bool:
             return bool((await index.match(keys)).extended)
 
-        keys, other = chain(length + 1), chain(length + 1, branch=1, common=length - 1)
+        keys, branch = chain(length + 1), chain(length + 1, branch=1, common=length - 1)
         assert not await extended(keys)
         await _register(index, "a", records(keys, 0, length))
         assert not await extended(keys) and not await extended(keys.run(0, length))
         assert await extended(keys.run(0, length - 1)) and await extended(keys.run(0, 1))
-        await _register(index, "b", records(other, length - 1, 2))
-        assert await extended(other.run(0, length)) and not await extended(keys) and not await extended(other)
-        await _evict(index, other, length, 0)
-        assert not await extended(other)
+        await _register(index, "b", records(branch, length - 1, 2))
+        assert await extended(branch.run(0, length)) and not await extended(keys) and not await extended(branch)
+        await _evict(index, branch, length, 0)
+        assert not await extended(branch)
         await _evict(index, keys, length - 1, 0)
         assert await extended(keys), "by the other chain"
 
@@ -167,7 +167,7 @@ class IndexContract:
         first = await index.register("a", records(keys, 0, 2), 0)
         assert all(first) and await index.register("b", records(keys, 0, 2), 0) == first
         evicted = await index.evict(list(reversed(records(keys, 0, 2))), 0, 0)
-        assert [gone.generation for gone in evicted.removed] == first[::-1]
+        assert [entry.generation for entry in evicted.removed] == first[::-1]
         second = await index.register("a", records(keys, 0, 2), 0)
         assert all(second) and not set(first) & set(second)
 
@@ -185,19 +185,19 @@ class IndexContract:
         await index.unregister("b", [records(keys, 19, 1)[0]], 0)
         await _register(index, "b", records(keys, 19, 1))
         assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
-        found = await holdings(index, "a")
-        assert set(found) == {fingerprint(key) for key in expected} and all(found.values())
+        generations = await holdings(index, "a")
+        assert set(generations) == {fingerprint(key) for key in expected} and all(generations.values())
 
     async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:
         """Of a node that is gone for good: by fingerprints, also in buckets that lie behind one another."""
         keys = chain(BUCKET_CHUNKS + 40)
         await _register(index, "a", records(keys, 0, len(keys)))
         await _register(index, "b", records(keys, 0, 30))
-        cursor, more = 0, True
-        while more:
+        cursor, unfinished = 0, True
+        while unfinished:
             page, cursor = await index.holdings("a", cursor)
             await index.unregister_held("a", page, 0)
-            more = bool(cursor)
+            unfinished = bool(cursor)
         assert await _listing(index, "a") == Listing()
         assert [(run.count, run.nodes) for run in (await index.match(keys)).runs] == [(30, ("b",))]
 
@@ -218,43 +218,43 @@ class IndexContract:
             index, "b", [key for keys in chains for key in keys.run(30, 30)]
         )
         for number, keys in enumerate(chains):
-            kept = 2 if number < branches - 1 else 0
-            assert len(await _evict(index, keys, 0, now_ms=0)) == 60 - kept
+            common = 2 if number < branches - 1 else 0
+            assert len(await _evict(index, keys, 0, now_ms=0)) == 60 - common
         assert await _listing(index, "a") == await _listing(index, "b") == Listing()
 
     async def test_a_listing_tells_one_entry_of_a_key_from_the_next(self, index: Index) -> None:
         """An index that went back to an earlier entry differs from what the node knows; the keys are the same."""
         chunks = records(chain(3), 0, 3)
         await _register(index, "a", chunks)
-        before = await _listing(index, "a")
+        first_listing = await _listing(index, "a")
         await index.unregister("a", chunks[::-1], 0)
         await _register(index, "a", chunks)
-        after = await _listing(index, "a")
-        assert after.count == before.count == 3
-        assert after.digest != before.digest
+        second_listing = await _listing(index, "a")
+        assert second_listing.count == first_listing.count == 3
+        assert second_listing.digest != first_listing.digest
 
     async def test_an_object_is_deleted_only_after_a_time_and_only_if_nothing_lists_it(self, index: Index) -> None:
         """Finding 2: an object that was stored again and acknowledged since went with the eviction before."""
         keys = chain(2)
-        both = records(keys, 0, 2)
-        generations = await index.register("a", both, 0)
-        assert await index.add_objects(both, generations) == [ObjectMark.LISTED] * 2
-        assert await index.add_objects(both, [9, 9]) == [ObjectMark.GONE] * 2
-        await index.evict(list(reversed(both)), 0, 100)
+        pair = records(keys, 0, 2)
+        generations = await index.register("a", pair, 0)
+        assert await index.add_objects(pair, generations) == [ObjectMark.LISTED] * 2
+        assert await index.add_objects(pair, [9, 9]) == [ObjectMark.GONE] * 2
+        await index.evict(list(reversed(pair)), 0, 100)
         assert await index.claim_objects(99, 150, 10) == []
-        again = await index.register("a", both[:1], 100)
-        assert await index.add_objects(both[:1], generations[:1]) == [ObjectMark.GONE], "that entry has ended"
-        assert await index.add_objects(both[:1], again) == [ObjectMark.LISTED]
+        renewed = await index.register("a", pair[:1], 100)
+        assert await index.add_objects(pair[:1], generations[:1]) == [ObjectMark.GONE], "that entry has ended"
+        assert await index.add_objects(pair[:1], renewed) == [ObjectMark.LISTED]
         claimed = await index.claim_objects(100, 150, 10)
         assert [record.key for record in claimed] == [keys.at(1)], "the first is listed again"
         assert await index.claim_objects(140, 300, 10) == [], "one at a time"
-        new = await index.register("a", both[1:], 110)
-        assert await index.add_objects(both[1:], new) == [ObjectMark.DELETING]
-        assert await index.register("@object", both[1:], 110) == [0]
+        new = await index.register("a", pair[1:], 110)
+        assert await index.add_objects(pair[1:], new) == [ObjectMark.DELETING]
+        assert await index.register("@object", pair[1:], 110) == [0]
         await index.objects_deleted(claimed, 149)
-        assert await index.add_objects(both[1:], new) == [ObjectMark.DELETING], "another one's claim"
+        assert await index.add_objects(pair[1:], new) == [ObjectMark.DELETING], "another one's claim"
         await index.objects_deleted(claimed, 150)
-        assert await index.add_objects(both[1:], new) == [ObjectMark.LISTED]
+        assert await index.add_objects(pair[1:], new) == [ObjectMark.LISTED]
 
     async def test_a_claim_that_is_not_fulfilled_passes_to_the_next(self, index: Index) -> None:
         keys = chain(1)
@@ -266,18 +266,18 @@ class IndexContract:
     async def test_an_object_that_is_expected_stays_until_it_is_listed(self, index: Index) -> None:
         """Announced, it is not deleted before its time; never listed, it is then; while it goes, it is refused."""
         keys = chain(2)
-        both = records(keys, 0, 2)
-        generations = await index.register("a", both, 0)
-        await index.add_objects(both, generations)
-        await index.evict(list(reversed(both)), 0, 100)
-        assert await index.expect_objects(both, 200) == [True, True]
-        assert await index.expect_objects(both, 150) == [True, True], "the latest time counts"
+        pair = records(keys, 0, 2)
+        generations = await index.register("a", pair, 0)
+        await index.add_objects(pair, generations)
+        await index.evict(list(reversed(pair)), 0, 100)
+        assert await index.expect_objects(pair, 200) == [True, True]
+        assert await index.expect_objects(pair, 150) == [True, True], "the latest time counts"
         assert await index.claim_objects(150, 180, 10) == []
-        again = await index.register("a", both[:1], 150)
-        await index.add_objects(both[:1], again)
-        assert await index.expect_objects(both[:1], 300) == [True], "it is listed"
+        renewed = await index.register("a", pair[:1], 150)
+        await index.add_objects(pair[:1], renewed)
+        assert await index.expect_objects(pair[:1], 300) == [True], "it is listed"
         assert [record.key for record in await index.claim_objects(200, 250, 10)] == [keys.at(1)]
-        assert await index.expect_objects(both, 300) == [True, False]
+        assert await index.expect_objects(pair, 300) == [True, False]
 
     async def test_what_was_to_be_deleted_can_be_registered_again(self, index: Index) -> None:
         """An index that went back may have forgotten that it was stored again since. Not while it is being deleted."""
@@ -314,22 +314,22 @@ class IndexContract:
     async def test_a_node_may_let_go_of_what_the_object_tier_has(self, index: Index) -> None:
         """Finding 2: a note of one's own that the object exists is not enough."""
         keys = chain(2)
-        both = records(keys, 0, 2)
-        generations = await index.register("a", both, 0)
-        await index.add_objects(both[:1], generations[:1])
-        assert await index.unregister("a", both, 0, only_in_object=True) == [True, False]
+        pair = records(keys, 0, 2)
+        generations = await index.register("a", pair, 0)
+        await index.add_objects(pair[:1], generations[:1])
+        assert await index.unregister("a", pair, 0, only_in_object=True) == [True, False]
         runs = [run.nodes for run in (await index.match(keys)).runs]
         assert runs == [("@object",), ("a",)]
 
     async def test_a_node_keeps_what_the_index_does_not_know(self, index: Index) -> None:
         """Simulated seed 10592: the index had gone back, and a node was told that the object tier had its last copy."""
-        unknown, others = records(chain(1), 0, 1), records(chain(1, 7), 0, 1)
+        unknown, listed = records(chain(1), 0, 1), records(chain(1, 7), 0, 1)
         assert await index.unregister("a", unknown, 0, only_in_object=True) == [False]
         assert await index.unregister("a", unknown, 0, keepers=["b"]) == [False]
         assert await index.unregister("a", unknown, 0) == [True]
-        await index.register("b", others, 0)
-        assert await index.unregister("a", others, 0, only_in_object=True) == [False]
-        assert await index.unregister("a", others, 0, keepers=["b"]) == [True]
+        await index.register("b", listed, 0)
+        assert await index.unregister("a", listed, 0, only_in_object=True) == [False]
+        assert await index.unregister("a", listed, 0, keepers=["b"]) == [True]
 
     async def test_a_node_may_let_go_of_what_its_keepers_have(self, index: Index) -> None:
         """Finding 21: copies beyond the second were never given up. Not under a lease, nor for itself."""
@@ -386,11 +386,11 @@ class IndexContract:
 
     async def test_a_pin_holds_what_is_before_a_chunk_that_is_lost(self, index: Index) -> None:
         """Also where that lies in the bucket before."""
-        keys, lost = chain(300), [*range(300)][BUCKET_CHUNKS:]
+        keys, dropped = chain(300), [*range(300)][BUCKET_CHUNKS:]
         assert all(await _register(index, "a", records(keys, 0, BUCKET_CHUNKS)))
-        assert all(await _register(index, "b", records(keys, BUCKET_CHUNKS, len(lost))))
+        assert all(await _register(index, "b", records(keys, BUCKET_CHUNKS, len(dropped))))
         assert await _pin(index, keys, b"r", 5000) == 300
-        await index.unregister("b", records(keys, BUCKET_CHUNKS, len(lost)), 1000)
+        await index.unregister("b", records(keys, BUCKET_CHUNKS, len(dropped)), 1000)
         assert await _count(index, keys) == BUCKET_CHUNKS
         assert not await _evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)
         assert await index.unpin_all(keys, b"r" * 16) == 1
@@ -423,8 +423,8 @@ class IndexContract:
         await _register(index, "a", records(keys, 0, 270))
         leases = (_pin(index, keys, bytes([number]), 1000) for number in range(8))
         evictions = (_evict(index, keys.run(0, 270), 0, now_ms=0) for _ in range(8))
-        both: list[Any] = [each for pair in zip(leases, evictions, strict=True) for each in pair]
-        matched = (await asyncio.gather(*both))[::2]
+        calls: list[Any] = [call for pair in zip(leases, evictions, strict=True) for call in pair]
+        matched = (await asyncio.gather(*calls))[::2]
         assert await _count(index, keys) == max(matched), "what a lease was given on stays, and nothing else"
 
     @pytest.mark.parametrize("seed", range(6))
@@ -466,21 +466,21 @@ class IndexContract:
                     if holders.get(record.key) == set() and record.key not in parents.values():
                         remove(record.key)
             else:
-                gone = [key for key, _ in await _evict(index, keys, first, now_ms=0)]
+                removed = [key for key, _ in await _evict(index, keys, first, now_ms=0)]
                 expected_gone = []
                 for key in reversed(list(keys.run(first, len(keys) - first))):
                     if key in holders and key not in parents.values():
                         expected_gone.append(key)
                         remove(key)
-                assert gone == expected_gone
-            for each in chains:
+                assert removed == expected_gone
+            for one_chain in chains:
                 present = 0
-                while present < len(each) and each.at(present) in holders:
+                while present < len(one_chain) and one_chain.at(present) in holders:
                     present += 1
-                match = await index.match(each)
+                match = await index.match(one_chain)
                 assert match.count == present
                 flat = [set(run.nodes) for run in match.runs for _ in range(run.count)]
-                assert flat == [holders[each.at(at)] for at in range(present)]
+                assert flat == [holders[one_chain.at(at)] for at in range(present)]
             for name in "abc":
                 listed = [key for key, names in holders.items() if name in names]
                 assert await _listing(index, name) == await _sum(index, name, listed)

@@ -35,18 +35,20 @@ class IndexCallsContract:
         assert await index.unregister("a", chunks, 1) == [True] * len(chunks)
         assert await index.holders(chunks) == [("@object",)] * len(chunks)
         evicted = await index.evict(deepest_first, 1, 50)
-        assert [gone.record for gone in evicted.removed] == deepest_first and evicted.absent == ()
-        assert [gone.generation for gone in evicted.removed] == list(reversed(generations))
+        assert [entry.record for entry in evicted.removed] == deepest_first and evicted.absent == ()
+        assert [entry.generation for entry in evicted.removed] == list(reversed(generations))
         assert await index.holders(chunks) == [()] * len(chunks)
-        again = await index.evict(deepest_first, 1, 50)
-        assert again.removed == () and again.absent == tuple(chunk.key for chunk in deepest_first)
+        repeated = await index.evict(deepest_first, 1, 50)
+        assert repeated.removed == () and repeated.absent == tuple(chunk.key for chunk in deepest_first)
         assert await index.claim_objects(49, 100, 1000) == []
-        some = await index.claim_objects(50, 100, 5)
-        others = await index.claim_objects(50, 100, 1000)
-        assert (len(some), len(others)) == (5, len(chunks) - 5)
-        assert {(chunk.bucket, chunk.key) for chunk in (*some, *others)} == named
-        assert {(chunk.parent, chunk.parent_bucket) for chunk in (*some, *others)} == {(b"", b"")}, "it is not known"
-        await index.objects_deleted([*some, *others], 100)
+        first_claims = await index.claim_objects(50, 100, 5)
+        next_claims = await index.claim_objects(50, 100, 1000)
+        assert (len(first_claims), len(next_claims)) == (5, len(chunks) - 5)
+        assert {(chunk.bucket, chunk.key) for chunk in (*first_claims, *next_claims)} == named
+        assert {(chunk.parent, chunk.parent_bucket) for chunk in (*first_claims, *next_claims)} == {(b"", b"")}, (
+            "it is not known"
+        )
+        await index.objects_deleted([*first_claims, *next_claims], 100)
         assert await index.claim_objects(10**6, 10**6 + 1, 1000) == []
         assert await index.expect_objects(chunks, 500) == [True] * len(chunks)
         assert {(chunk.bucket, chunk.key) for chunk in await index.claim_objects(500, 600, 1000)} == named
@@ -105,28 +107,28 @@ class IndexCallsContract:
         older = [Drop(drop.key, drop.bucket, drop.generation ^ 2) for drop in expected]
         await index.settle_drops("a", older)
         assert set(await _drops(index, "a")) == expected, "another entry's"
-        again = await index.register("a", chunks[:500], 0)
+        renewed = await index.register("a", chunks[:500], 0)
         assert {drop.key for drop in await _drops(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
-        assert not set(again) & set(generations)
+        assert not set(renewed) & set(generations)
         await index.settle_drops("a", list(expected))
         assert await _drops(index, "a") == []
 
     async def test_new_entries_have_the_generation_that_was_proposed(self, index: Index) -> None:
         keys = chain(300)
         chunks = records(keys, 0, 300)
-        before = await index.register("a", chunks[:100], 0)
-        after = await index.register("b", chunks, 0, fresh=12345)
-        assert after == [*before, *[12345] * 200]
-        assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]
+        first_entries = await index.register("a", chunks[:100], 0)
+        next_entries = await index.register("b", chunks, 0, fresh=12345)
+        assert next_entries == [*first_entries, *[12345] * 200]
+        assert await index.entries(chunks[99:101]) == [(first_entries[99], ("a", "b")), (12345, ("b",))]
 
     async def test_a_new_entry_has_its_own_generation_behind_one_without_holders(self, index: Index) -> None:
         """An entry without holders stays while a chunk in another bucket extends it."""
-        root, middle, last, other = (letter.encode() * 32 for letter in "rmlo")
+        root, middle, last, leaf = (letter.encode() * 32 for letter in "rmlo")
         trunk = [ChunkRecord(root, b"", root, b""), ChunkRecord(middle, root, root, root)]
         beyond = ChunkRecord(last, middle, last, root)
         await index.register("a", [*trunk, beyond], 0, fresh=5)
         assert await index.unregister("a", trunk[1:], 0) == [True]
-        branch = ChunkRecord(other, root, root, root)
+        branch = ChunkRecord(leaf, root, root, root)
         assert await index.register("a", [branch], 0, fresh=7) == [7]
         assert await index.entries([*trunk, branch]) == [(5, ("a",)), (5, ()), (7, ("a",))]
 

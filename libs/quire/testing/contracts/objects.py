@@ -22,14 +22,14 @@ class ObjectTierContract:
     """Fixture `tier`: an empty one."""
 
     async def test_what_was_put_is_there_until_it_is_deleted(self, tier: ObjectTier) -> None:
-        one, two = (b"1" * 32, 7), (b"2" * 32, 7)
-        assert await tier.get(one) is None
-        await tier.put(one, b"first")
-        await tier.put(one, b"second")
-        await tier.put(two, b"other")
-        assert await tier.get(one) == b"second", "a second put replaces"
-        await tier.delete([one])
-        assert await tier.get(one) is None and await tier.get(two) == b"other"
+        first, second = (b"1" * 32, 7), (b"2" * 32, 7)
+        assert await tier.get(first) is None
+        await tier.put(first, b"first")
+        await tier.put(first, b"second")
+        await tier.put(second, b"other")
+        assert await tier.get(first) == b"second", "a second put replaces"
+        await tier.delete([first])
+        assert await tier.get(first) is None and await tier.get(second) == b"other"
 
     async def test_deleting_what_is_not_there_is_no_error(self, tier: ObjectTier) -> None:
         names = [(bytes([number]) * 32, number % 2) for number in range(20)]
@@ -37,7 +37,7 @@ class ObjectTierContract:
             await tier.put(name, b"x")
         await tier.delete(names[::-1])
         await tier.delete([])
-        assert [each async for page in tier.list() for each in page] == []
+        assert [item async for page in tier.list() for item in page] == []
 
     async def test_objects_of_one_key_are_told_apart_by_generation(self, tier: ObjectTier) -> None:
         """An object of an earlier release counts as generation 0."""

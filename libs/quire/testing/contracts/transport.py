@@ -44,13 +44,15 @@ class TransportContract:
         writer, reader = transport(), transport()
         await writer.start()
         await reader.start()
-        heard: asyncio.Queue[bytes] = asyncio.Queue()
-        reader.on_message(heard.put_nowait)
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+        reader.on_message(messages.put_nowait)
         source = np.random.default_rng(4).integers(0, 256, _BYTES, dtype=np.uint8)
         target = reader.allocate(_BYTES)
-        region, there = writer.register(source), reader.register(target)
-        remote_target = RdmaTarget(reader.address, there.address, there.length, there.remote_key)
-        yield Scene(transport, writer, reader, source, target, region, remote_target, heard)
+        region, target_region = writer.register(source), reader.register(target)
+        remote_target = RdmaTarget(
+            reader.address, target_region.address, target_region.length, target_region.remote_key
+        )
+        yield Scene(transport, writer, reader, source, target, region, remote_target, messages)
         await writer.close()
         await reader.close()
 
@@ -125,8 +127,8 @@ class TransportContract:
         stream = peer.stream(scene.region, remote)
         await stream.send(0, 100, 0)
         await stream.drain(10)
-        lost: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
-        peer.on_failure(lost.set_result)
+        loss: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
+        peer.on_failure(loss.set_result)
         await scene.reader.close()
         with pytest.raises(PeerLost):
             for _ in range(200):
@@ -136,13 +138,13 @@ class TransportContract:
                 await stream.drain(10)
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            assert isinstance(await lost, PeerLost)
+            assert isinstance(await loss, PeerLost)
         assert peer.reached, "it is the peer that has gone, and not the way to it"
-        other = scene.make()
-        await other.start()
-        heard: asyncio.Queue[bytes] = asyncio.Queue()
-        other.on_message(heard.put_nowait)
-        scene.writer.connect(other.address).send(b"hello")
+        third = scene.make()
+        await third.start()
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+        third.on_message(messages.put_nowait)
+        scene.writer.connect(third.address).send(b"hello")
         async with asyncio.timeout(10):
-            assert await heard.get() == b"hello"
-        await other.close()
+            assert await messages.get() == b"hello"
+        await third.close()

@@ -51,26 +51,26 @@ class Network:
     streams: set[SimDuplex] = field(default_factory=set)
     messages: int = 0
 
-    def reaches(self, one: Process | None, other: Process | None) -> bool:
+    def reaches(self, sender: Process | None, receiver: Process | None) -> bool:
         """Whether messages get from one to the other."""
-        if one is None or other is None or one is other:
+        if sender is None or receiver is None or sender is receiver:
             return True
-        return frozenset((one.name, other.name)) not in self.cuts
+        return frozenset((sender.name, receiver.name)) not in self.cuts
 
     def reset(self, name: str) -> None:
         """Connections of a process break: what is on its way is lost, and either side is told."""
-        for stream in sorted(self.streams, key=lambda each: each.number):
+        for stream in sorted(self.streams, key=lambda stream: stream.number):
             if stream.client.name == name:
                 stream.reset()
 
-    async def travel(self, one: Process | None, other: Process | None) -> None:
+    async def travel(self, sender: Process | None, receiver: Process | None) -> None:
         """One message on its way; for ever while the link is cut."""
         self.messages += 1
-        extra = sum(self.slow.get(each.name, 0.0) for each in (one, other) if each is not None)
+        extra = sum(self.slow.get(process.name, 0.0) for process in (sender, receiver) if process is not None)
         if self.loop.random.random() < _STRAGGLERS:
             extra += self.loop.random.uniform(0.0, 0.1)
         await asyncio.sleep(self.loop.random.uniform(*self.latency_s) + extra)
-        while not self.reaches(one, other):
+        while not self.reaches(sender, receiver):
             await asyncio.sleep(0.2)
 
 
@@ -265,18 +265,18 @@ class SimStream:
 
     async def _next(self, server: SimServer, left_s: float | None) -> tuple[str, Any]:
         """What the server sends next; nothing if the deadline passes before that."""
-        coming = asyncio.ensure_future(self._queue.get())
+        message = asyncio.ensure_future(self._queue.get())
         death = asyncio.ensure_future(server.process.changed())
         try:
-            await asyncio.wait([coming, death], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                kind, value = coming.result()
+            await asyncio.wait([message, death], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if message.done():
+                kind, value = message.result()
                 return str(kind), value
             if server.process.dead:
                 raise _error(grpc.StatusCode.UNAVAILABLE, "the server went away")
             return "", None
         finally:
-            coming.cancel()
+            message.cancel()
             death.cancel()
 
     async def _serve(self, server: SimServer) -> None:
@@ -355,16 +355,16 @@ class SimDuplex:
     async def _next(self, server: SimServer, broken: asyncio.Future[Any]) -> tuple[str, Any]:
         """What the server sends next. Raises where the connection ends."""
         while True:
-            coming = asyncio.ensure_future(self._down.get())
+            message = asyncio.ensure_future(self._down.get())
             death = asyncio.ensure_future(server.process.changed())
             try:
-                await asyncio.wait([coming, death, broken], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([message, death, broken], return_when=asyncio.FIRST_COMPLETED)
                 if broken.done() or server.process.dead:
                     raise _error(grpc.StatusCode.UNAVAILABLE, "the connection broke")
-                if coming.done():
-                    return coming.result()
+                if message.done():
+                    return message.result()
             finally:
-                coming.cancel()
+                message.cancel()
                 death.cancel()
 
     async def _carry(self, server: SimServer, arrived: asyncio.Queue[Any]) -> None:

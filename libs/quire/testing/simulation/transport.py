@@ -129,10 +129,10 @@ class SimTransport:
     def connect(self, address: bytes) -> Peer:
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
-            other = self.fabric.members.get(address)
-            if other is None or not other.alive:
+            member = self.fabric.members.get(address)
+            if member is None or not member.alive:
                 raise PeerLost("no such peer")
-            peer = self._peers[address] = self._connected(other)
+            peer = self._peers[address] = self._connected(member)
             self.peers[address].append(peer)
         return peer
 
@@ -156,9 +156,9 @@ class SimTransport:
 class SimPeer:
     """A connection. Messages arrive in order, puts in any; a peer that dies is noticed after a moment."""
 
-    def __init__(self, mine: SimTransport, other: SimTransport) -> None:
-        self.mine = mine
-        self.other = other
+    def __init__(self, sender: SimTransport, receiver: SimTransport) -> None:
+        self.mine = sender
+        self.other = receiver
         self._error: PeerLost | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
         self._sent_s = self._message_s = 0.0
@@ -215,7 +215,7 @@ class SimPeer:
         """
         network = self.mine.fabric.network
         loop = network.loop
-        extra = sum(network.slow.get(each.process.name, 0.0) for each in (self.mine, self.other))
+        extra = sum(network.slow.get(side.process.name, 0.0) for side in (self.mine, self.other))
         latency_s = loop.random.uniform(*network.latency_s) / 4 + extra
         self._sent_s = max(self._sent_s, loop.time()) + size / _BYTES_PER_S
         if not message:
@@ -283,8 +283,8 @@ class SimPeer:
     def send(self, message: bytes) -> None:
         if self._error is not None:
             raise self._error
-        other = self.other
-        self.post(len(message), lambda: _hand_over(other, message), message=True)
+        receiver = self.other
+        self.post(len(message), lambda: _hand_over(receiver, message), message=True)
 
     async def flush(self, timeout_s: float) -> None:
         await asyncio.sleep(0)
@@ -342,7 +342,7 @@ class SimStreamOfPuts:
         raise NotImplementedError("the memory is on another host")
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
-        other, loop = self._peer.other, asyncio.get_running_loop()
+        receiver, loop = self._peer.other, asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
         posts = [*self._flying, self._peer.post(len(message), lambda: None)]
         unfinished = len(posts)
@@ -358,7 +358,7 @@ class SimStreamOfPuts:
                 sent.exception()
                 return
             if message:
-                _hand_over(other, message)
+                _hand_over(receiver, message)
             sent.set_result(None)
 
         for post in posts:
@@ -368,13 +368,13 @@ class SimStreamOfPuts:
         self._flying.append(sent)
 
     async def drain(self, timeout_s: float) -> None:
-        flying = [each for each in self._flying if not each.done()]
+        flying = [put for put in self._flying if not put.done()]
         if flying:
             _, pending = await asyncio.wait(flying, timeout=timeout_s)
             if pending:
                 raise DeadlineExceeded("puts are in flight")
-        for each in self._flying:
-            error = each.exception()
+        for put in self._flying:
+            error = put.exception()
             if error is not None:
                 raise PeerLost(str(error))
 

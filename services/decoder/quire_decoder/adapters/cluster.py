@@ -115,5 +115,5 @@ class GrpcOwners:
         return stub
 
 
-def _target(lent: tuple[RdmaTarget, int] | None) -> common_pb2.RdmaTarget | None:
-    return convert.target_to(lent[0]) if lent else None
+def _target(loan: tuple[RdmaTarget, int] | None) -> common_pb2.RdmaTarget | None:
+    return convert.target_to(loan[0]) if loan else None

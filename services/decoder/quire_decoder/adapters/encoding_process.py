@@ -99,9 +99,9 @@ class EncodingProcess:
 
     def _ended(self) -> QuireError:
         """Why there was no answer."""
-        process, asked = self._process, self._killed
+        process, was_killed = self._process, self._killed
         self.kill()
-        if asked or process is None:
+        if was_killed or process is None:
             return ResourceExhausted("the encoder was ended")
         if process.returncode == -signal.SIGALRM:
             return DeadlineExceeded(f"encoding takes more than QUIRE_DECODER_ENCODE_TIMEOUT_S ({self._timeout_s:g} s)")
@@ -167,8 +167,8 @@ def main() -> None:
                 socket.send_fds(sock, [json.dumps({"length": length}).encode()], [memory.fd])
         except (QuireError, MemoryError) as error:
             failure = error if isinstance(error, QuireError) else _too_large(memory_bytes)
-            said = {"error": failure.code(), "message": failure.message[:2000], "field": failure.field}
-            socket.send_fds(sock, [json.dumps(said).encode()], [fd])
+            failure_fields = {"error": failure.code(), "message": failure.message[:2000], "field": failure.field}
+            socket.send_fds(sock, [json.dumps(failure_fields).encode()], [fd])
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.close(fd)
 

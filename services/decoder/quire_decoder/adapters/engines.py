@@ -86,17 +86,17 @@ class CudaGraphs:
         graphs: OrderedDict[tuple[int, ...], tuple[Any, Any, Any]] = OrderedDict()
 
         def record(latents: Any) -> tuple[Any, Any, Any]:
-            held = latents.clone()
+            inputs = latents.clone()
             stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):  # libraries choose their algorithms before anything is recorded
-                    eager(held)
+                    eager(inputs)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                sample = eager(held)
-            return graph, held, sample
+                sample = eager(inputs)
+            return graph, inputs, sample
 
         def decode(latents: Any) -> Any:
             shape = tuple(latents.shape)
@@ -105,8 +105,8 @@ class CudaGraphs:
                     graphs.popitem(last=False)
                 graphs[shape] = record(latents)
             graphs.move_to_end(shape)
-            graph, held, sample = graphs[shape]
-            held.copy_(latents)
+            graph, inputs, sample = graphs[shape]
+            inputs.copy_(latents)
             graph.replay()
             return sample.clone()
 

@@ -58,15 +58,15 @@ class C2paProvenance:
         """The image with a signed manifest that says what the entry's provenance does. Its salts are random: bytes
         differ from call to call. Raises `InvalidRequest` for what no manifest can hold.
         """
-        said = json.dumps({"title": entry.image_id} | json.loads(entry.provenance))
+        manifest = json.dumps({"title": entry.image_id} | json.loads(entry.provenance))
         try:
-            return await asyncio.to_thread(self._sign, image, rendering.media_type, said)
+            return await asyncio.to_thread(self._sign, image, rendering.media_type, manifest)
         except self._c2pa.C2paError as error:
             raise InvalidRequest(f"{entry.image_id!r}: no manifest: {error}", field="provenance") from None
 
-    def _sign(self, image: bytes, media_type: str, said: str) -> bytes:
+    def _sign(self, image: bytes, media_type: str, definition: str) -> bytes:
         generator = {"name": "Quire", "version": __version__}
-        manifest = json.loads(said) | {"claim_generator_info": [generator], "format": media_type}
+        manifest = json.loads(definition) | {"claim_generator_info": [generator], "format": media_type}
         signed = io.BytesIO()
         with self._c2pa.Builder(json.dumps(manifest), self._context) as builder:
             builder.sign(self._signer, media_type, io.BytesIO(image), signed)

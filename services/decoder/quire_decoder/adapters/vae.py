@@ -163,8 +163,8 @@ class DiffusersVaes:
                 f"no VAE with weights {digest[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
             )
         vae = _read(weights, dtype).to(self._device).eval()
-        size = sum(each.numel() * each.element_size() for each in vae.parameters())
-        while self._loaded and size + sum(held.size for held in self._loaded.values()) > self._bytes_max:
+        size = sum(parameter.numel() * parameter.element_size() for parameter in vae.parameters())
+        while self._loaded and size + sum(loaded.size for loaded in self._loaded.values()) > self._bytes_max:
             self._loaded.popitem(last=False)
         pixel_bytes = int(weights.kind.pixel_values * vae.dtype.itemsize)
         tiled, encode = _tiled(vae, weights.kind.scale), _encoding(vae)
@@ -192,8 +192,8 @@ def _encoding(vae: Any) -> Decode:
     """A batch of samples to latents: the most likely ones, where the VAE says a distribution."""
 
     def encode(samples: Any) -> Any:
-        made = vae.encode(samples, return_dict=False)[0]
-        return made.mode() if hasattr(made, "mode") and not hasattr(made, "shape") else made
+        encoded = vae.encode(samples, return_dict=False)[0]
+        return encoded.mode() if hasattr(encoded, "mode") and not hasattr(encoded, "shape") else encoded
 
     return encode
 

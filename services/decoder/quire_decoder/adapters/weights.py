@@ -42,16 +42,16 @@ class Weights:
 
 def find_weights(folders: Sequence[Path]) -> dict[str, Weights]:
     """By digest. What cannot be used in a folder is passed over, and logged. Raises `ConfigInvalid` for no folder."""
-    found = {}
+    files_by_digest = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigInvalid(f"there is no folder {folder} (QUIRE_DECODER_MODELS)")
         try:
             for weights in in_folder(folder):
-                found[weights.sha256] = weights
+                files_by_digest[weights.sha256] = weights
         except ConfigInvalid as error:
             logger().error("a VAE cannot be used", folder=str(folder), error=error.message)
-    return found
+    return files_by_digest
 
 
 def in_folder(folder: Path) -> list[Weights]:
@@ -59,9 +59,9 @@ def in_folder(folder: Path) -> list[Weights]:
     files = sorted(folder.glob("*.safetensors"))
     named = {path: match for path in files if (match := _FILE.fullmatch(path.name))}
     if not named:
-        there = ", ".join(path.name for path in files) or "no .safetensors file"
+        names = ", ".join(path.name for path in files) or "no .safetensors file"
         raise ConfigInvalid(
-            f"{folder} has {there}; a VAE is diffusion_pytorch_model[.variant].safetensors, in one piece"
+            f"{folder} has {names}; a VAE is diffusion_pytorch_model[.variant].safetensors, in one piece"
         )
     try:
         config: Any = json.loads((folder / "config.json").read_text())

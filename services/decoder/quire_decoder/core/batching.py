@@ -38,12 +38,12 @@ class BatchSizes:
             return Verdict.GOOD
         return Verdict.BAD if self.bad and size >= self.bad else Verdict.UNTRIED
 
-    def next_size(self, waiting: int) -> int:
-        """How many of `waiting` to take: the largest good size, or the one above it to try it out."""
+    def next_size(self, queued: int) -> int:
+        """Return how many of the `queued` requests to take: the largest good size, or the next one to try it."""
         candidate = self.good * 2
-        if candidate <= min(waiting, self.most) and self.verdict(candidate) is Verdict.UNTRIED:
+        if candidate <= min(queued, self.most) and self.verdict(candidate) is Verdict.UNTRIED:
             return candidate
-        return max(1, min(waiting, self.good))
+        return max(1, min(queued, self.good))
 
     def tried(self, size: int, *, same: bool, alone_s: float, together_s: float) -> None:
         """A batch of `size` was made one by one, in `alone_s`, and again together, in `together_s`."""

@@ -57,8 +57,8 @@ class Costs:
         """Learn from an encoding that took so long."""
         self.encode_s = self._next(self.encode_s, seconds)
 
-    def _next(self, before: float, seconds: float) -> float:
-        return before if self.fixed else before + _AVERAGE_SHARE * (seconds - before)
+    def _next(self, previous: float, seconds: float) -> float:
+        return previous if self.fixed else previous + _AVERAGE_SHARE * (seconds - previous)
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class FormCache(Generic[Item]):
             raise ValueError(f"{self.capacity_bytes} bytes")
         self._reuse = Reuse(self.history, 2)
 
-    def __contains__(self, kept: Kept[Item]) -> bool:
-        return kept in self._place
+    def __contains__(self, item: Kept[Item]) -> bool:
+        return item in self._place
 
     def __len__(self) -> int:
         return len(self._items)
@@ -128,54 +128,54 @@ class FormCache(Generic[Item]):
         """An object is new: what is known of things that were used once holds for it."""
         self._reuse.use((key, ""), 1)
 
-    def wants(self, kept: Kept[Item], size: int) -> bool:
+    def wants(self, item: Kept[Item], size: int) -> bool:
         """Whether it would be kept now: worth asking before it is made at a cost."""
-        if kept in self._place or size > self.capacity_bytes:
+        if item in self._place or size > self.capacity_bytes:
             return False
-        return self.used_bytes + size <= self.capacity_bytes or self._worst()[0] < self._worth(kept, size)
+        return self.used_bytes + size <= self.capacity_bytes or self._worst()[0] < self._worth(item, size)
 
-    def keep(self, kept: Kept[Item], size: int) -> bool:
+    def keep(self, item: Kept[Item], size: int) -> bool:
         """Take a form in, at the cost of what saves less; whether it is here now."""
-        if kept in self._place:
+        if item in self._place:
             return True
         if size > self.capacity_bytes:
             return False
-        worth = self._worth(kept, size)
+        worth = self._worth(item, size)
         while self.used_bytes + size > self.capacity_bytes:
             least, worst = self._worst()
             if least >= worth:
                 return False
             self.remove(worst)
-        self._place[kept] = len(self._items)
-        self._items.append(kept)
-        self._size[kept] = size
-        self._bytes[kept.form] += size
+        self._place[item] = len(self._items)
+        self._items.append(item)
+        self._size[item] = size
+        self._bytes[item.form] += size
         self.used_bytes += size
         return True
 
-    def remove(self, kept: Kept[Item]) -> None:
+    def remove(self, item: Kept[Item]) -> None:
         """It leaves, if it is here."""
-        place = self._place.pop(kept, None)
+        place = self._place.pop(item, None)
         if place is None:
             return
         last = self._items.pop()
-        if last is not kept and place < len(self._items):
+        if last is not item and place < len(self._items):
             self._items[place] = last
             self._place[last] = place
-        size = self._size.pop(kept)
-        self._bytes[kept.form] -= size
+        size = self._size.pop(item)
+        self._bytes[item.form] -= size
         self.used_bytes -= size
-        self.gone.append(kept)
+        self.gone.append(item)
 
     def _worst(self) -> tuple[float, Kept[Item]]:
         items, draw = self._items, self.draw
         count = len(items)
-        drawn = [items[int(draw() * count)] for _ in range(_SAMPLED)] if count > _SAMPLED else items
-        return min(((self._worth(each, self._size[each]), each) for each in drawn), key=itemgetter(0))
+        sample = [items[int(draw() * count)] for _ in range(_SAMPLED)] if count > _SAMPLED else items
+        return min(((self._worth(item, self._size[item]), item) for item in sample), key=itemgetter(0))
 
-    def _worth(self, kept: Kept[Item], size: int) -> float:
+    def _worth(self, item: Kept[Item], size: int) -> float:
         """Seconds that a byte of it saves, per event."""
-        key, form, rendition = kept
+        key, form, rendition = item
         if form is Form.LATENT:
             saves_s = self.costs.fetch_s
         elif form is Form.IMAGE:

@@ -50,24 +50,24 @@ class Reuse(Generic[Item]):
 
     def use(self, item: Item, kind: int) -> None:
         """It was asked for, whether it was there or not."""
-        now = self._now
-        self._age(now)
+        tick = self._now
+        self._age(tick)
         last = self._last.get(item)
         gap = _GAPS - 1
         count = 1
         if last is not None:
-            since = now - last
+            since = tick - last
             age = since.bit_length() - 1
-            before = self._class[item]
-            self._uses[age][before] += 1
-            self._exposure[age][before] += since - (1 << age) + 1
+            old_class = self._class[item]
+            self._uses[age][old_class] += 1
+            self._exposure[age][old_class] += since - (1 << age) + 1
             count = self._count[item] + 1
             gap = min(_GAPS - 1, age * _GAPS // self._ages)
         self._count[item] = count
         self._class[item] = kind * _CLASSES + _count_class(count) * _GAPS + gap
-        self._last[item] = now
-        self._ring[now & (self._history - 1)] = item
-        self._now = now + 1
+        self._last[item] = tick
+        self._ring[tick & (self._history - 1)] = item
+        self._now = tick + 1
         if self._now % _REFRESH == 0:
             if self._now % self._history == 0:
                 self._fade()
@@ -82,17 +82,17 @@ class Reuse(Generic[Item]):
         age = since.bit_length() - 1 if since < self._history else self._ages - 1
         return self._rates[age][self._class[item]]
 
-    def _age(self, now: int) -> None:
+    def _age(self, tick: int) -> None:
         """Those that were used last 2^i uses ago have been of that age; those of before the history are forgotten."""
         ring, mask, last = self._ring, self._history - 1, self._last
-        oldest = ring[now & mask]
-        if oldest is not None and last.get(oldest) == now - self._history:
+        oldest = ring[tick & mask]
+        if oldest is not None and last.get(oldest) == tick - self._history:
             self._exposure[self._ages - 1][self._class[oldest]] += self._history >> 1
             del last[oldest], self._class[oldest], self._count[oldest]
         age, since = 1, 2
-        while since < self._history and since <= now:
-            item = ring[(now - since) & mask]
-            if item is not None and last.get(item) == now - since:
+        while since < self._history and since <= tick:
+            item = ring[(tick - since) & mask]
+            if item is not None and last.get(item) == tick - since:
                 self._exposure[age - 1][self._class[item]] += since >> 1
             age += 1
             since <<= 1

@@ -36,7 +36,7 @@ class VaeKind:
             raise ValueError(f"it is a {name or 'model without a class'}; there are {', '.join(CLASSES)}")
         try:
             if name == "AutoencoderKLQwenImage":
-                widths = [config["base_dim"] * each for each in config["dim_mult"]]
+                widths = [config["base_dim"] * factor for factor in config["dim_mult"]]
                 channels = config["z_dim"]
             else:
                 widths = config.get("decoder_block_out_channels") or config["block_out_channels"]

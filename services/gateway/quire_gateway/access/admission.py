@@ -131,7 +131,7 @@ class Admission:
         name, _, secret = token.partition(":")
         key = await self._keys.get(name) if name else None
         expected = self._keys.secrets(key) if key is not None else [_WRONG_SECRET]
-        right = [hmac.compare_digest(secret.encode(), each.encode()) for each in expected]
+        right = [hmac.compare_digest(secret.encode(), secret_.encode()) for secret_ in expected]
         if not any(right) or key is None:
             raise Unauthenticated(
                 "missing or invalid credentials: a key of `quire keys`, as Bearer NAME:SECRET", field=AUTHORIZATION
@@ -142,7 +142,7 @@ class Admission:
         """By a signed URL: it reads what it names, for the key's tenant. Raises `NotAllowed`."""
         key = await self._keys.get(claim.key)
         secrets = self._keys.secrets(key) if key is not None else [_WRONG_SECRET]
-        if key is None or not any(claim.is_signed_with(each) for each in secrets):
+        if key is None or not any(claim.is_signed_with(secret) for secret in secrets):
             raise NotAllowed("it is not of this URL, or its key is gone", field="signature")
         if claim.expires_s * 1000 <= self._clock.now_ms():
             raise NotAllowed("this URL's time is over", field="expires")
@@ -169,10 +169,10 @@ class Admission:
 
     async def caller(self, context: Any) -> Principal:
         """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
-        known: Principal | None = getattr(context, "principal", None)
-        if known is not None:
-            CALLER.set(known)
-            return known
+        principal: Principal | None = getattr(context, "principal", None)
+        if principal is not None:
+            CALLER.set(principal)
+            return principal
         return await self.authenticate(_authorization_of(context))
 
     def check(self, principal: Principal, need: Need) -> None:

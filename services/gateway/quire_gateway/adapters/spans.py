@@ -29,13 +29,13 @@ class GrpcClusterSpans:
     async def of(self, trace_id: str) -> AsyncGenerator[MemberSpans, None]:
         """Some members at a time, each as it answers: no more of their spans are held here."""
         orchestrators = [address.strip() for address in self._config.orchestrator_address.split(",")]
-        asked = [(address, f"orchestrator at {address}") for address in orchestrators]
-        asked += [(node.grpc_address, node.node_id) for node in await self._nodes()]
+        sources = [(address, f"orchestrator at {address}") for address in orchestrators]
+        sources += [(node.grpc_address, node.node_id) for node in await self._nodes()]
         channels = ChannelPool(member_tls(self._config), spans_token(self._config.secrets[0]))
         try:
-            for first in range(0, len(asked), _AT_ONCE):
-                some = asked[first : first + _AT_ONCE]
-                tasks = [asyncio.create_task(_ask(channels, address, name, trace_id)) for address, name in some]
+            for first in range(0, len(sources), _AT_ONCE):
+                batch = sources[first : first + _AT_ONCE]
+                tasks = [asyncio.create_task(_ask(channels, address, name, trace_id)) for address, name in batch]
                 try:
                     for answered in asyncio.as_completed(tasks):
                         for page in await answered:
@@ -50,10 +50,10 @@ class GrpcClusterSpans:
 
 async def _ask(channels: ChannelPool, address: str, member: str, trace_id: str) -> list[MemberSpans]:
     stub: TraceServiceStub = TraceServiceStub(channels.get(address))
-    told = stream(stub.ListSpans, trace_pb2.ListSpansRequest(trace_id=trace_id), timeout_s=None)
+    responses = stream(stub.ListSpans, trace_pb2.ListSpansRequest(trace_id=trace_id), timeout_s=None)
     pages: list[MemberSpans] = []
     try:
-        async for page in heard(told, _SILENCE_S, "it"):
+        async for page in heard(responses, _SILENCE_S, "it"):
             pages.append(MemberSpans(member, tuple(page.spans)))  # noqa: PERF401 (what came before an error is kept)
     except QuireError as error:
         pages.append(MemberSpans(member, error=str(error)))

@@ -38,8 +38,8 @@ class Taken:
 
     def take(self, payload: int) -> None:
         """So many bytes more will be on their way. Raises `TenantExhausted`. Alone they go, however many they are."""
-        others = self.has.bytes - self.bytes
-        if payload and self.limits.bytes and others and self.has.bytes + payload > self.limits.bytes:
+        by_others = self.has.bytes - self.bytes
+        if payload and self.limits.bytes and by_others and self.has.bytes + payload > self.limits.bytes:
             raise TenantExhausted(f"{self.has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
         self.bytes += payload
         self.has.bytes += payload

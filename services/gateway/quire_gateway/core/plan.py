@@ -22,11 +22,11 @@ class NodeShare:
 def shares(ranges: Sequence[ChunkRange], addresses: Mapping[str, str]) -> list[NodeShare]:
     """Ranges by node, in order of appearance. `addresses`: of the nodes' gRPC servers."""
     by_node: dict[str, list[ChunkRange]] = {}
-    for each in ranges:
-        by_node.setdefault(each.node_id, []).append(each)
+    for run in ranges:
+        by_node.setdefault(run.node_id, []).append(run)
     return [
-        NodeShare(index, node_id, addresses[node_id], tuple(mine))
-        for index, (node_id, mine) in enumerate(by_node.items())
+        NodeShare(index, node_id, addresses[node_id], tuple(runs))
+        for index, (node_id, runs) in enumerate(by_node.items())
     ]
 
 
@@ -35,9 +35,9 @@ def delivered_mask(outcomes: Iterable[NodeOutcome], first: int, chunks: int) -> 
     mask = bytearray(chunks)
     for outcome in outcomes:
         at = 0
-        for each in outcome.ranges:
-            mask[each.first - first : each.stop - first] = outcome.delivered[at : at + each.count]
-            at += each.count
+        for run in outcome.ranges:
+            mask[run.first - first : run.stop - first] = outcome.delivered[at : at + run.count]
+            at += run.count
     return bytes(mask)
 
 

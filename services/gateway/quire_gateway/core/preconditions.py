@@ -36,16 +36,16 @@ class Tags:
         """Of If-Match or If-None-Match. A comma within a tag does not end it."""
         if header.strip() == "*":
             return cls(True, ())
-        found, at = list[tuple[bool, str]](), 0
+        tags, at = list[tuple[bool, str]](), 0
         while at < len(header):
             at = _end(_SEPARATOR.match(header, at), at)
             tag = _TAG.match(header, at)
             end = _end(tag, at)
             if tag is not None and header[end : end + 1] in ("", ","):
-                found.append((tag[1] is not None, tag[2] or f'"{tag[3]}"'))
+                tags.append((tag[1] is not None, tag[2] or f'"{tag[3]}"'))
             comma = header.find(",", end)
             at = len(header) if comma < 0 else comma
-        return cls(False, tuple(found))
+        return cls(False, tuple(tags))
 
     def strongly(self, etag: str) -> bool:
         """Whether a strong `etag` is among them: weak ones never are."""

@@ -71,12 +71,12 @@ def parameters(query: str) -> list[tuple[str, str]]:
 
 def read_claim(request: Request) -> Claim | None:
     """None for an anonymous request. Raises `S3Error` for one that cannot be understood."""
-    found = dict(parameters(request.query)) if "X-Amz-Signature=" in request.query else {}
+    fields = dict(parameters(request.query)) if "X-Amz-Signature=" in request.query else {}
     authorization = request.header("authorization")
-    if found and authorization:
+    if fields and authorization:
         raise S3Error("InvalidArgument", "Only one auth mechanism allowed; a header and a query were given")
-    if found:
-        return _presigned(request, found)
+    if fields:
+        return _presigned(request, fields)
     if authorization.startswith("AWS ") or "AWSAccessKeyId=" in request.query:
         raise S3Error("InvalidRequest", f"The authorization mechanism is not supported. Please use {ALGORITHM}.")
     if not authorization:
@@ -95,11 +95,11 @@ def read_claim(request: Request) -> Claim | None:
     return Claim(access_key, scope, stamp, tuple(signed.split(";")), signature, payload_hash, presigned=False)
 
 
-def _presigned(request: Request, found: dict[str, str]) -> Claim:
+def _presigned(request: Request, fields: dict[str, str]) -> Claim:
     try:
-        algorithm, credential, stamp = found["X-Amz-Algorithm"], found["X-Amz-Credential"], found["X-Amz-Date"]
-        signed, expires = found["X-Amz-SignedHeaders"], found["X-Amz-Expires"]
-        signature = found["X-Amz-Signature"]
+        algorithm, credential, stamp = fields["X-Amz-Algorithm"], fields["X-Amz-Credential"], fields["X-Amz-Date"]
+        signed, expires = fields["X-Amz-SignedHeaders"], fields["X-Amz-Expires"]
+        signature = fields["X-Amz-Signature"]
     except KeyError:
         raise S3Error(
             "AuthorizationQueryParametersError",
@@ -114,7 +114,7 @@ def _presigned(request: Request, found: dict[str, str]) -> Claim:
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Signature has 64 hexadecimal digits")
     access_key, scope = _credential(credential, stamp)
     names = tuple(signed.split(";"))
-    payload_hash = found.get("X-Amz-Content-Sha256", UNSIGNED)
+    payload_hash = fields.get("X-Amz-Content-Sha256", UNSIGNED)
     if payload_hash == UNSIGNED and request.header("x-amz-content-sha256").startswith("STREAMING-"):
         raise S3Error("InvalidRequest", "A presigned request cannot have a chunked body")
     return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires_s)
@@ -142,8 +142,8 @@ def verify(request: Request, claim: Claim, secret: str, now_s: float) -> bytes:
     if "host" not in claim.signed_headers:
         raise S3Error("AccessDenied", "The host header must be signed")
     # What changes a request's meaning is signed: a presigned URL is for one thing.
-    told = {name for name, _ in request.headers if name.startswith(("x-amz-", "x-quire-"))}
-    unsigned = told - set(claim.signed_headers) - ({"x-amz-content-sha256"} if claim.presigned else set())
+    required = {name for name, _ in request.headers if name.startswith(("x-amz-", "x-quire-"))}
+    unsigned = required - set(claim.signed_headers) - ({"x-amz-content-sha256"} if claim.presigned else set())
     if unsigned:
         raise S3Error(
             "AccessDenied", f"There were headers present which were not signed: {', '.join(sorted(unsigned))}"

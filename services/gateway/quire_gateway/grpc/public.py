@@ -122,9 +122,9 @@ class GatewayServicer(GatewayServiceServicer):
         payload = namespace.layout.payload_bytes(len(keys))
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt, payload=payload)):
             keys = await self._derivation.derive(namespace.tag, keys)
-            found = await self._lookups.lookup(Question(namespace, keys))
-            there = await self._gateway.prefetch(found, keys, request.within_ms)
-            return pb.PrefetchResponse(matched_chunks=found.matched_chunks, chunks_in_memory=there)
+            match = await self._lookups.lookup(Question(namespace, keys))
+            promoted = await self._gateway.prefetch(match, keys, request.within_ms)
+            return pb.PrefetchResponse(matched_chunks=match.matched_chunks, chunks_in_memory=promoted)
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         principal = await self._admission.caller(context)
@@ -242,24 +242,26 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         self._admission.check(principal, Need(salt=request.lookup.namespace.tenant_salt))
         question = await self._question(request.lookup, principal)
-        wanted = convert.descriptor_from(request.descriptor, question.keys)
+        requested = convert.descriptor_from(request.descriptor, question.keys)
         urgency = convert.urgency_from(request)
-        self._addresses.check(principal, wanted.target)
-        if question.unchained and wanted.chunks < len(wanted.keys):
+        self._addresses.check(principal, requested.target)
+        if question.unchained and requested.chunks < len(requested.keys):
             raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
-        payload, salt = wanted.payload_bytes, request.lookup.namespace.tenant_salt
+        payload, salt = requested.payload_bytes, request.lookup.namespace.tenant_salt
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
-            found = await self._lookups.lookup(question)
-            take = found.advice.chunks if found.advice is not None else found.matched_chunks
-            yield pb.RetrieveResponse(found=_found(found, question))
-            if take <= wanted.first_chunk:
+            match = await self._lookups.lookup(question)
+            take = match.advice.chunks if match.advice is not None else match.matched_chunks
+            yield pb.RetrieveResponse(found=_found(match, question))
+            if take <= requested.first_chunk:
                 return
-            descriptor = wanted.pick(found.there) if question.unchained else wanted.among(found.matched_chunks, take)
-            advised_us = _window_us(found.advice) if found.advice is not None else 0
+            descriptor = (
+                requested.pick(match.there) if question.unchained else requested.among(match.matched_chunks, take)
+            )
+            advised_us = _window_us(match.advice) if match.advice is not None else 0
             fetch = FetchCall(
-                found=found,
-                lease=found.token,
+                found=match,
+                lease=match.token,
                 delivery_id=delivery_id,
                 descriptor=descriptor,
                 urgency=urgency if urgency.is_known else replace(urgency, compute_window_us=advised_us),
@@ -326,17 +328,17 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
     return message
 
 
-def _found(found: Found, question: Question) -> pb.LookupResponse:
-    there = set(found.there)
+def _found(match: Found, question: Question) -> pb.LookupResponse:
+    present = set(match.there)
     return pb.LookupResponse(
-        found=bytes(at in there for at in range(len(question.keys))) if question.unchained else b"",
-        matched_chunks=found.matched_chunks,
-        lease=found.token,
-        lease_expires_ms=found.lease.expires_ms if found.lease is not None else 0,
-        ranges=convert.ranges_to(found.ranges),
-        nodes=convert.addresses_to(found.nodes, grpc=False),
-        index_us=found.index_us,
-        advice=_advice(found.advice) if found.advice is not None else None,
+        found=bytes(at in present for at in range(len(question.keys))) if question.unchained else b"",
+        matched_chunks=match.matched_chunks,
+        lease=match.token,
+        lease_expires_ms=match.lease.expires_ms if match.lease is not None else 0,
+        ranges=convert.ranges_to(match.ranges),
+        nodes=convert.addresses_to(match.nodes, grpc=False),
+        index_us=match.index_us,
+        advice=_advice(match.advice) if match.advice is not None else None,
     )
 
 
@@ -361,18 +363,24 @@ def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchRespon
             return pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
         case NodeOutcome():
             return pb.FetchResponse(node=convert.outcome_to(event))
-        case FetchSummary(delivered, usable, moved):
-            return pb.FetchResponse(summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved))
+        case FetchSummary(delivered, usable, moved_bytes):
+            return pb.FetchResponse(
+                summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved_bytes)
+            )
 
 
 def _stored(event: Placement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
     match event:
-        case Placement(ranges, nodes, known):
+        case Placement(ranges, nodes, stored_chunks):
             placement = pb.StorePlacement(
-                ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=False), known_chunks=known
+                ranges=convert.ranges_to(ranges),
+                nodes=convert.addresses_to(nodes, grpc=False),
+                known_chunks=stored_chunks,
             )
             return pb.StoreResponse(placement=placement)
         case NodeOutcome():
             return pb.StoreResponse(node=convert.outcome_to(event))
-        case StoreSummary(stored, known, moved):
-            return pb.StoreResponse(summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved))
+        case StoreSummary(stored, stored_chunks, moved_bytes):
+            return pb.StoreResponse(
+                summary=pb.StoreSummary(stored_chunks=stored, known_chunks=stored_chunks, bytes=moved_bytes)
+            )

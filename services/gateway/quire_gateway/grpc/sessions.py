@@ -220,7 +220,7 @@ class Session:
         self._leases[lease] = expires_ms
         if len(self._leases) > self._leases_max:  # twice as many as were left when it was last looked at
             now_ms = self._clock.now_ms()
-            self._leases = {each: until_ms for each, until_ms in self._leases.items() if until_ms > now_ms}
+            self._leases = {lease: until_ms for lease, until_ms in self._leases.items() if until_ms > now_ms}
             self._leases_max = max(_LEASES_LOOKED, 2 * len(self._leases))
 
     def disown(self, lease: bytes) -> None:
@@ -327,7 +327,9 @@ class Sessions:
         """Stop what is left."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *(each.stop() for each in self._sessions.values()), return_exceptions=True)
+        await asyncio.gather(
+            *self._tasks, *(session.stop() for session in self._sessions.values()), return_exceptions=True
+        )
 
     # ----
 
@@ -363,10 +365,10 @@ class Sessions:
 
     async def _renew(self, session: Session, stream: _Stream, header: str) -> None:
         """Beside what else the client asks. Where Redis does not answer the next time counts."""
-        before = session.context.principal
+        previous = session.context.principal
         try:
             principal = await self._admission.authenticate(header)
-            if principal.tenant != before.tenant:
+            if principal.tenant != previous.tenant:
                 raise Unauthenticated("these credentials are another client's", field="authorization")
         except MetadataUnavailable as error:
             logger().warning("credentials cannot be looked at", error=str(error))

@@ -37,10 +37,10 @@ class PublicCertificate:
         stamp = self._stamp()
         while True:
             await asyncio.sleep(_LOOK_S)
-            if (now := self._stamp()) != stamp:
+            if (current := self._stamp()) != stamp:
                 with contextlib.suppress(OSError, ssl.SSLError):  # half of a rotation: the old one serves on
                     self.context.load_cert_chain(*self._files)
-                    stamp = now
+                    stamp = current
 
     def _stamp(self) -> tuple[int, ...]:
         """Changes when a file is replaced."""

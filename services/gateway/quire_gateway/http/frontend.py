@@ -204,26 +204,26 @@ class ImagesFrontend:
         if not conditions.of_write:
             return ExpectedImage()
         try:
-            before = await self._images.head(tenant, image_id)
+            previous = await self._images.head(tenant, image_id)
         except ImageMissing:
-            before = None
-        if not conditions.allows_write(record_etag(before) if before is not None else None):
+            previous = None
+        if not conditions.allows_write(record_etag(previous) if previous is not None else None):
             raise ConditionFailed("the image is another one, or there is one, or none", field="If-Match, If-None-Match")
-        if before is None:
+        if previous is None:
             return ExpectedImage(absent=True)
-        return ExpectedImage(record_sha256=before.record_sha256)
+        return ExpectedImage(record_sha256=previous.record_sha256)
 
     @contextlib.asynccontextmanager
     async def _spooled(self, request: web.Request) -> AsyncIterator[IO[bytes]]:
         """The body in a temporary file, from its start. Raises `DeadlineExceeded`."""
-        size, most = 0, self._config.http_body_max
+        size, limit = 0, self._config.http_body_max
         with await asyncio.to_thread(tempfile.TemporaryFile) as spool:
             try:
                 async with asyncio.timeout(_BODY_TIMEOUT_S):
                     async for piece in request.content.iter_chunked(_SLICE_BYTES):
                         size += len(piece)
-                        if size > most:
-                            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+                        if size > limit:
+                            raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=size)
                         await asyncio.to_thread(spool.write, piece)
             except TimeoutError:
                 raise DeadlineExceeded(f"the body did not come within {_BODY_TIMEOUT_S:g} s", field="body") from None
@@ -302,28 +302,32 @@ class ImagesFrontend:
         not.
         """
         try:
-            asked = await request.json()
+            body = await request.json()
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"no JSON: {error}", field="body") from None
-        ids = asked.get("delete") if isinstance(asked, dict) and len(asked) == 1 else None
-        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids) or not 0 < len(ids) <= _PAGE_MAX:
+        ids = body.get("delete") if isinstance(body, dict) and len(body) == 1 else None
+        if (
+            not isinstance(ids, list)
+            or not all(isinstance(image_id, str) for image_id in ids)
+            or not 0 < len(ids) <= _PAGE_MAX
+        ):
             raise InvalidRequest(f'{{"delete": [id, …]}}, 1 to {_PAGE_MAX} of them', field="body")
         ids = list(dict.fromkeys(ids))
         deleted = await self._images.delete_all(request[_PRINCIPAL].tenant, ids)
-        found = dict(zip(ids, deleted, strict=True))
+        outcomes = dict(zip(ids, deleted, strict=True))
         answer = {
-            "deleted": [each for each, there in found.items() if there],
-            "missing": [each for each, there in found.items() if not there],
+            "deleted": [image_id for image_id, was_there in outcomes.items() if was_there],
+            "missing": [image_id for image_id, was_there in outcomes.items() if not was_there],
         }
         return web.json_response(answer)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         """A page of ids, in order. `next` is the `after` of the page behind it, null if this is the last."""
-        given = named(request.query.items(), ("prefix", "after", "limit"))
-        limit = min(_PAGE_MAX, max(1, number(given, "limit", _PAGE_MAX)))
-        tenant, prefix = request[_PRINCIPAL].tenant, given.get("prefix", "")
-        entries, after = await self._images.page(tenant, prefix, given.get("after", ""), limit)
-        answer = {"images": [_listed(each) for each in entries], "next": after or None}
+        parameters = named(request.query.items(), ("prefix", "after", "limit"))
+        limit = min(_PAGE_MAX, max(1, number(parameters, "limit", _PAGE_MAX)))
+        tenant, prefix = request[_PRINCIPAL].tenant, parameters.get("prefix", "")
+        entries, next_id = await self._images.page(tenant, prefix, parameters.get("after", ""), limit)
+        answer = {"images": [_listed(entry) for entry in entries], "next": next_id or None}
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
@@ -332,8 +336,8 @@ class ImagesFrontend:
 
     async def _known_vaes(self, request: web.Request) -> web.StreamResponse:
         """What a latent's `weights_sha256` can name, and how that is computed."""
-        known = sorted(self._vaes.by_weights.values(), key=lambda vae: (vae.name, vae.weights_sha256))
-        answer = {"vaes": [asdict(vae) for vae in known], "digest": "sha256sum of the VAE's .safetensors file"}
+        vaes = sorted(self._vaes.by_weights.values(), key=lambda vae: (vae.name, vae.weights_sha256))
+        answer = {"vaes": [asdict(vae) for vae in vaes], "digest": "sha256sum of the VAE's .safetensors file"}
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
@@ -348,17 +352,17 @@ class ImagesFrontend:
         is one tenant's, for a time; and so is an image that goes. `immutable`: what the URL means will not change.
         """
         configured = _IMMUTABLE if immutable else self._config.http_cache_control
-        kept = [part.strip() for part in configured.split(",")]
+        directives = [part.strip() for part in configured.split(",")]
         if entry.expires_ms:
             left_s = max(0, entry.expires_ms // 1000 - int(time.time()))
-            kept = [_bounded(part, left_s) for part in kept]
+            directives = [_bounded(part, left_s) for part in directives]
         if (claim := request.get(_CLAIM)) is not None:
             left_s = max(0, claim.expires_s - int(time.time()))
-            kept = [_bounded(part, left_s) for part in kept]
+            directives = [_bounded(part, left_s) for part in directives]
         elif self._config.asks_for_tokens:
-            kept = ["private", *(part for part in kept if part != "public")]
+            directives = ["private", *(part for part in directives if part != "public")]
         modified = formatdate(entry.created_ms // 1000, usegmt=True)
-        return {"Last-Modified": modified, "Cache-Control": ", ".join(kept)}
+        return {"Last-Modified": modified, "Cache-Control": ", ".join(directives)}
 
 
 def _listed(entry: ImageEntry) -> dict[str, object]:

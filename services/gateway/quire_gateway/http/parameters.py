@@ -37,7 +37,7 @@ class Parameters:
     def __init__(self, presets: str = "", *, free: bool = True) -> None:
         self._free = free
         self._presets: dict[str, dict[str, str]] = {}
-        for part in filter(None, (each.strip() for each in presets.split(";"))):
+        for part in filter(None, (preset.strip() for preset in presets.split(";"))):
             name, _, query = part.partition("=")
             try:
                 if not (name and query) or name in self._presets:
@@ -53,28 +53,28 @@ class Parameters:
         preset = [value for name, value in pairs if name == "preset"]
         if not preset and (self._free or signed):
             return _rendering(named(pairs, OF_A_GET, _ALIASES), accept)
-        given = named(pairs, _BESIDE_A_PRESET, _ALIASES)
+        parameters = named(pairs, _BESIDE_A_PRESET, _ALIASES)
         if preset and preset[0] not in self._presets:
             raise InvalidRequest(f"{preset[0][:80]!r}; there are {', '.join(self._presets) or 'none'}", field="preset")
-        if given.get("dpr", "1") not in _DENSITIES:
-            raise InvalidRequest(f"{given['dpr'][:80]!r}; there are {', '.join(_DENSITIES)}", field="dpr")
-        return _rendering((self._presets[preset[0]] if preset else {}) | given, accept)
+        if parameters.get("dpr", "1") not in _DENSITIES:
+            raise InvalidRequest(f"{parameters['dpr'][:80]!r}; there are {', '.join(_DENSITIES)}", field="dpr")
+        return _rendering((self._presets[preset[0]] if preset else {}) | parameters, accept)
 
 
-def _rendering(given: Mapping[str, str], accept: str) -> Rendering:
-    dpr = _value(given, "dpr", float, 1.0)
+def _rendering(parameters: Mapping[str, str], accept: str) -> Rendering:
+    dpr = _value(parameters, "dpr", float, 1.0)
     if not (math.isfinite(dpr) and 0 < dpr <= _DPR_MAX):
         raise InvalidRequest(f"{dpr} is not above 0 and up to {_DPR_MAX:g}", field="dpr")
     rendering = Rendering(
-        quality=_value(given, "quality", int, 0),
-        width=round(_value(given, "width", int, 0) * dpr),
-        height=round(_value(given, "height", int, 0) * dpr),
-        fit=_value(given, "fit", Fit, Fit.CONTAIN),
-        gravity=_value(given, "gravity", Gravity, Gravity.CENTER),
-        enlarge=_value(given, "enlarge", _flag, False),
+        quality=_value(parameters, "quality", int, 0),
+        width=round(_value(parameters, "width", int, 0) * dpr),
+        height=round(_value(parameters, "height", int, 0) * dpr),
+        fit=_value(parameters, "fit", Fit, Fit.CONTAIN),
+        gravity=_value(parameters, "gravity", Gravity, Gravity.CENTER),
+        enlarge=_value(parameters, "enlarge", _flag, False),
     )
-    if wanted := given.get("format", "").lower():
-        return replace(rendering, format=_FORMATS.get(wanted, wanted))
+    if media_type := parameters.get("format", "").lower():
+        return replace(rendering, format=_FORMATS.get(media_type, media_type))
     name = accepted(accept)
     quality = rendering.quality or (0 if name == "png" else _NEGOTIATED[name])
     return replace(rendering, format=name, quality=quality)
@@ -93,15 +93,15 @@ def named(
     query: Iterable[tuple[str, str]], names: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """A query by its parameters' names. Raises `ParameterUnknown`, and `InvalidRequest` for one that is given twice."""
-    given: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for written, value in query:
         name = (aliases or {}).get(written, written)
         if name not in names:
             raise ParameterUnknown(f"{written!r}; there are {', '.join(names)}", field=written[:80])
-        if name in given:
+        if name in parameters:
             raise InvalidRequest("is given twice", field=name)
-        given[name] = value
-    return given
+        parameters[name] = value
+    return parameters
 
 
 def accepted(header: str) -> str:
@@ -116,8 +116,8 @@ def accepted(header: str) -> str:
     liked = {named_formats[media]: q for media, q in ranges if media in named_formats}
     order = [named_formats[media] for media, _ in ranges if media in named_formats]
     wild = dict(ranges)
-    others = wild.get("image/*", wild.get("*/*", 0.0))
-    choices = [(liked.get(name, others), name) for name in dict.fromkeys((*order, *_WILD))]
+    fallback = wild.get("image/*", wild.get("*/*", 0.0))
+    choices = [(liked.get(name, fallback), name) for name in dict.fromkeys((*order, *_WILD))]
     best_q = max(q for q, _ in choices)
     if best_q <= 0:
         raise NotAcceptable(f"there are {', '.join(MEDIA_TYPES.values())}", field="Accept")
@@ -138,11 +138,11 @@ def _range(part: str) -> tuple[str, float]:
     return media, q if math.isfinite(q) else 0.0
 
 
-def _value(given: Mapping[str, str], name: str, kind: Callable[[Any], Value], default: Value) -> Value:
+def _value(parameters: Mapping[str, str], name: str, kind: Callable[[Any], Value], default: Value) -> Value:
     try:
-        return kind(given[name]) if name in given else default
+        return kind(parameters[name]) if name in parameters else default
     except ValueError as error:
-        raise InvalidRequest(f"{given[name][:80]!r}: {error}", field=name) from None
+        raise InvalidRequest(f"{parameters[name][:80]!r}: {error}", field=name) from None
 
 
 def _flag(text: str) -> bool:

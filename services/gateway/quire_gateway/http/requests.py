@@ -36,7 +36,7 @@ class HttpRequests:
     def __init__(self, frontend: str, share: float = LISTENER_SHARE) -> None:
         self._frontend = frontend
         self.connections = HttpConnections(partial(connections_max, share))
-        kinds = [{"quire.frontend": frontend, "class": each} for each in _CLASSES]
+        kinds = [{"quire.frontend": frontend, "class": kind} for kind in _CLASSES]
         self._answers = counter(names.HTTP_REQUESTS, "1", "requests by class of their status", kinds)
         self._duration = meter().create_histogram(
             names.HTTP_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS

@@ -45,11 +45,11 @@ class Pictures:
         if decoder is None:
             raise NoDecoder("no decoder with that VAE is alive", field="weights_sha256", retry_after_s=1.0)
         with self._memory.lend(file) as source, self._memory.room(RECORD_BYTES_MAX) as (target, view):
-            made = await self._decoders.encode(decoder.grpc_address, source, len(file), weights, target)
-            return Encoded(bytes(view[: made.record_bytes]), made.psnr_db, made.error_max)
+            encoded = await self._decoders.encode(decoder.grpc_address, source, len(file), weights, target)
+            return Encoded(bytes(view[: encoded.record_bytes]), encoded.psnr_db, encoded.error_max)
 
     def _only_vae(self) -> str:
-        known = sorted(self._vaes.by_weights)
-        if len(known) != 1:
-            raise InvalidRequest(f"which of {len(known)} VAEs? GET /v1/vaes lists them", field="weights_sha256")
-        return known[0]
+        vaes = sorted(self._vaes.by_weights)
+        if len(vaes) != 1:
+            raise InvalidRequest(f"which of {len(vaes)} VAEs? GET /v1/vaes lists them", field="weights_sha256")
+        return vaes[0]

@@ -37,5 +37,5 @@ class ServedImages:
         self._kept[key] = served, data
         self._bytes += len(data)
         while self._bytes > self._bytes_max:
-            _, (_, gone) = self._kept.popitem(last=False)
-            self._bytes -= len(gone)
+            _, (_, evicted) = self._kept.popitem(last=False)
+            self._bytes -= len(evicted)

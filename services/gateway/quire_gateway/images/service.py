@@ -94,19 +94,19 @@ class ImageService:
 
     async def _get(self, tenant: str, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
         views: list[memoryview] = []
-        kept: tuple[ImageServed, bytes] | None = None
+        cached: tuple[ImageServed, bytes] | None = None
 
         def has_or_kept(entry: ImageEntry, etag: str) -> bool:
-            nonlocal kept
+            nonlocal cached
             if has(entry, etag):
                 return True
-            kept = self._kept.get(entry, etag)
-            return kept is not None
+            cached = self._kept.get(entry, etag)
+            return cached is not None
 
-        with contextlib.ExitStack() as lent:
+        with contextlib.ExitStack() as loans:
 
             def room(entry: ImageEntry) -> RdmaTarget:
-                target, view = lent.enter_context(self._memory.room(rendering.bytes_max(entry)))
+                target, view = loans.enter_context(self._memory.room(rendering.bytes_max(entry)))
                 views.append(view)
                 assert isinstance(target, RdmaTarget)
                 return target
@@ -116,9 +116,9 @@ class ImageService:
                 data = bytes(views[0][: served.length])
                 self._kept.keep(served, data)
                 return served, data
-        if kept is None:
+        if cached is None:
             return served, b""
-        sent, data = kept
+        sent, data = cached
         return replace(served, length=sent.length, source="gateway"), data
 
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
@@ -215,7 +215,7 @@ class ImageService:
             async with turns:
                 return await self._catalogue.delete(tenant, image_id)
 
-        return await asyncio.gather(*(delete(each) for each in image_ids))
+        return await asyncio.gather(*(delete(name) for name in image_ids))
 
     async def page(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and after which the next page begins

@@ -23,9 +23,9 @@ class KnownVaes:
     def by_weights(self) -> Mapping[str, KnownVae]:
         """By the digest of their weights."""
         abouts = [node.about for node in self._view.live.values()]
-        found = {vae.weights_sha256: vae for about in abouts if isinstance(about, DecoderInfo) for vae in about.vaes}
-        if found:
-            self._last = found
+        vaes = {vae.weights_sha256: vae for about in abouts if isinstance(about, DecoderInfo) for vae in about.vaes}
+        if vaes:
+            self._last = vaes
         return self._last
 
     async def check(self, values: Values, info: LatentInfo) -> None:
@@ -34,10 +34,10 @@ class KnownVaes:
             await asyncio.to_thread(check_decodable, values, info, self.by_weights)
         except RecordInvalid:
             await self._view.refresh()  # a decoder may have come a moment ago
-            if not (known := self.by_weights):
+            if not (vaes := self.by_weights):
                 message = "no decoder has said which VAEs it has; retry, or allow_unknown_vae for an archive"
                 raise NoDecoder(message, retry_after_s=1.0) from None
-            await asyncio.to_thread(check_decodable, values, info, known)
+            await asyncio.to_thread(check_decodable, values, info, vaes)
 
     async def check_known(self, weights_sha256: str) -> None:
         """Check that a decoder has a VAE.

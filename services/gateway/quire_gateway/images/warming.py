@@ -48,7 +48,7 @@ class Warming:
             return
         with contextlib.suppress(asyncio.CancelledError):
             try:
-                with self._lend(record) as lent:
-                    await self._decoders.warm(owner.grpc_address, entry, lent, len(record))
+                with self._lend(record) as loan:
+                    await self._decoders.warm(owner.grpc_address, entry, loan, len(record))
             except QuireError as error:
                 logger().info("a new image is not cached", decoder=owner.node_id, error=str(error))

@@ -87,8 +87,8 @@ class Retention:
         match = await self._index.match(keys, pin)
         shorter = set(keys.run(0, max(0, match.count - 1)))  # the last one may be pinned by this very call
         await self._release(namespace, keys, {tip: about for tip, about in inner.items() if tip in shorter})
-        held = takewhile(lambda run: run.nodes, match.runs)
-        return sum(run.count for run in held), until_ms
+        stored_runs = takewhile(lambda run: run.nodes, match.runs)
+        return sum(run.count for run in stored_runs), until_ms
 
     async def end(self, namespace: Namespace, keys: ChunkKeys) -> int:
         """End the tenant's retentions on any of the keys; how many there were."""

@@ -27,13 +27,13 @@ class SingleChunkReads:
         """
         question, tried = Question(namespace, descriptor.keys), None
         while True:
-            found = await self._lookups.lookup(question)
-            if not found.matched_chunks or (tried is not None and found.ranges == tried.ranges):
+            match = await self._lookups.lookup(question)
+            if not match.matched_chunks or (tried is not None and match.ranges == tried.ranges):
                 raise ChunkMissing(f"{name} is not stored (any more)", field="key")
-            tried = found
+            tried = match
             try:
                 return await self._gateway.fetch_whole(
-                    FetchCall(found=found, delivery_id=delivery_id, descriptor=descriptor)
+                    FetchCall(found=match, delivery_id=delivery_id, descriptor=descriptor)
                 )
             except ChunkMissing:
                 continue  # it has gone from that node since: to another one, perhaps

@@ -134,10 +134,10 @@ class KvTransfers:
 
     async def fetch(self, fetch: FetchCall) -> AsyncIterator[LayerArrived | NodeOutcome | FetchSummary]:
         """Every node's events as they come; the summary last. Closing the iterator early stops the nodes."""
-        descriptor, found = fetch.descriptor, fetch.found
+        descriptor, readable = fetch.descriptor, fetch.found
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            parts = shares(clip(found.ranges, descriptor.first_chunk, descriptor.stop_chunk), found.addresses)
+            parts = shares(clip(readable.ranges, descriptor.first_chunk, descriptor.stop_chunk), readable.addresses)
             async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
                 async for event in events:
                     if isinstance(event, NodeOutcome):
@@ -146,24 +146,24 @@ class KvTransfers:
         mask = delivered_mask(outcomes, descriptor.first_chunk, descriptor.chunks)
         yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
 
-    async def prefetch(self, found: Readable, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, readable: Readable, keys: ChunkKeys, within_ms: int) -> int:
         """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there.
 
         Raises what the first node did where all have failed.
         """
         with self._transfer():
             of_node: dict[str, bytes] = {}
-            for each in found.ranges:
-                of_node[each.node_id] = of_node.get(each.node_id, b"") + keys.run(each.first, each.count).packed
-            asked = (
-                self._nodes.prefetch(found.addresses[node_id], ChunkKeys(mine), within_ms)
-                for node_id, mine in of_node.items()
+            for run in readable.ranges:
+                of_node[run.node_id] = of_node.get(run.node_id, b"") + keys.run(run.first, run.count).packed
+            requests = (
+                self._nodes.prefetch(readable.addresses[node_id], ChunkKeys(runs), within_ms)
+                for node_id, runs in of_node.items()
             )
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [each for each in answers if isinstance(each, BaseException)]
+            answers = await asyncio.gather(*requests, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and (len(failures) == len(answers) or not isinstance(failures[0], QuireError)):
             raise failures[0]
-        return sum(each for each in answers if isinstance(each, int))
+        return sum(answer for answer in answers if isinstance(answer, int))
 
     async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
         """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
@@ -294,7 +294,7 @@ def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
     return NodeOutcome(
         share.node_id,
         share.ranges,
-        bytes(sum(each.count for each in share.ranges)),
+        bytes(sum(run.count for run in share.ranges)),
         quiesced=refused,
         error_code=error.code(),
         error_message=str(error),
@@ -321,11 +321,11 @@ async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[Asyn
             await queue.put(error)
 
     async def events() -> AsyncIterator[Any]:
-        left = len(sources)
-        while left:
+        running = len(sources)
+        while running:
             event = await queue.get()
             if event is done:
-                left -= 1
+                running -= 1
             elif isinstance(event, Exception):
                 raise event
             else:

@@ -36,7 +36,7 @@ _HEADERS: Final = {
 
 
 class PageFrontend:
-    """`nodes`: all members, with their stats. `asked`: chunks that look-ups asked this gateway for, by namespace's tag
+    """`nodes`: all members, with their stats. `counts`: chunks that look-ups asked this gateway for, by namespace's tag
     and whether they were hits. Wants HTTP basic authentication with the page's token (`quire page`), any user.
     """
 
@@ -44,12 +44,12 @@ class PageFrontend:
         self,
         config: GatewayConfig,
         nodes: Callable[[], Awaitable[Sequence[Node]]],
-        asked: Callable[[], Mapping[tuple[str, str], int]],
+        counts: Callable[[], Mapping[tuple[str, str], int]],
         images: ImageService,
     ) -> None:
         self._config = config
         self._nodes = nodes
-        self._asked = asked
+        self._asked = counts
         self._images = images
         self._requests = HttpRequests("page", ASIDE_SHARE)
         self._tokens = [page_token(secret) for secret in config.secrets]
@@ -103,10 +103,10 @@ class PageFrontend:
 
     def _is_known(self, header: str) -> bool:
         try:
-            shown = BasicAuth.decode(header).password.encode()
+            presented = BasicAuth.decode(header).password.encode()
         except ValueError:
             return False
-        return any(hmac.compare_digest(shown, token.encode()) for token in self._tokens)
+        return any(hmac.compare_digest(presented, token.encode()) for token in self._tokens)
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(_FOLDER / _FILES[request.path])
@@ -124,30 +124,30 @@ class PageFrontend:
                 "stats": dict(node.stats),
                 "running": [
                     {
-                        "delivery": each.short_id,
-                        "tenant": each.tenant,
-                        "layers": each.layers,
-                        "layers_sent": each.layers_sent,
-                        "bytes_per_layer": each.bytes_per_layer,
-                        "rate_bytes_per_s": each.rate_bytes_per_s,
-                        "running_ms": each.running_ms,
+                        "delivery": delivery.short_id,
+                        "tenant": delivery.tenant,
+                        "layers": delivery.layers,
+                        "layers_sent": delivery.layers_sent,
+                        "bytes_per_layer": delivery.bytes_per_layer,
+                        "rate_bytes_per_s": delivery.rate_bytes_per_s,
+                        "running_ms": delivery.running_ms,
                     }
-                    for each in node.running
+                    for delivery in node.running
                 ],
             }
             for node in await self._nodes()
         ]
-        asked = self._asked()
-        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in asked}
-        for (tag, result), count in asked.items():
+        requests = self._asked()
+        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in requests}
+        for (tag, result), count in requests.items():
             namespaces[tag][result] += count
         return web.json_response({"gateway": self._config.node_id, "nodes": nodes, "namespaces": namespaces})
 
     async def _gallery(self, request: web.Request) -> web.StreamResponse:
         """Images of the tenant without a name, of which there are none where tokens are asked for."""
         entries, _ = await self._images.page("", "", "", _GALLERY)
-        shown = [{"id": entry.image_id, "record_bytes": entry.record_bytes} for entry in entries]
-        return web.json_response(shown)
+        images = [{"id": entry.image_id, "record_bytes": entry.record_bytes} for entry in entries]
+        return web.json_response(images)
 
     async def _thumbnail(self, request: web.Request) -> web.StreamResponse:
         _, data = await self._images.get("", request.match_info["id"], _THUMBNAIL)

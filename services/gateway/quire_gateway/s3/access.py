@@ -44,8 +44,8 @@ class Caller:
         if tenant == self.key.tenant:
             return
         for grant in self.key.grants:
-            here = (grant.tenant, grant.bucket) == (tenant, bucket) and key.startswith(grant.prefix)
-            if here and grant.level >= level and grant.scoped:
+            is_granted = (grant.tenant, grant.bucket) == (tenant, bucket) and key.startswith(grant.prefix)
+            if is_granted and grant.level >= level and grant.scoped:
                 return
         raise S3Error("AccessDenied", "Access Denied")
 
@@ -63,9 +63,9 @@ class Authenticator:
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied")
         key = await self._keys.get(claim.access_key)
-        *others, last = reversed(self._keys.secrets(key)) if key is not None else [_NOBODY]
+        *older, last = reversed(self._keys.secrets(key)) if key is not None else [_NOBODY]
         signing_key = None
-        for secret in others:  # one that is about to be replaced, or replaces the other
+        for secret in older:  # one that is about to be replaced, or replaces the other
             with contextlib.suppress(S3Error):
                 signing_key = verify(request, claim, secret, self._clock.now_ms() / 1e3)
         try:

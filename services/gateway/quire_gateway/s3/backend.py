@@ -84,10 +84,10 @@ class ObjectBackend:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
     async def head(self, key: str) -> StoredObject | None:
-        found = await self._buckets.get(*self._at, key)
-        if found is None:
+        entry = await self._buckets.get(*self._at, key)
+        if entry is None:
             await self.check_there()
-        return found
+        return entry
 
     async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
         page = await self._buckets.page(*self._at, prefix, marker, past, limit, delimiter)
@@ -97,19 +97,19 @@ class ObjectBackend:
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """In pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
-        coming: asyncio.Task[memoryview] | None = None
+        reading: asyncio.Task[memoryview] | None = None
         try:
             for blob, first, last in _extents(entry.blobs, start, end):
                 upcoming = asyncio.ensure_future(self._blobs.read(blob.name, first, last))
-                if coming is not None:
-                    piece, coming = await coming, upcoming
+                if reading is not None:
+                    piece, reading = await reading, upcoming
                     yield piece
-                coming = upcoming
-            if coming is not None:
-                yield await coming
+                reading = upcoming
+            if reading is not None:
+                yield await reading
         finally:
-            if coming is not None and not coming.done():
-                coming.cancel()
+            if reading is not None and not reading.done():
+                reading.cancel()
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         async with self._room(body.length):
@@ -196,20 +196,20 @@ class ObjectBackend:
                 blobs.append(written)
             return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
 
-    async def was_completed(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]]) -> bool:
+    async def was_completed(self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]]) -> bool:
         """Whether the upload has become this object, of these parts, already: conditions were looked at then."""
-        return await self._buckets.completed(*self._at, upload_id) == (key, _etag_of_parts(wanted))
+        return await self._buckets.completed(*self._at, upload_id) == (key, _etag_of_parts(part_names))
 
-    async def complete(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str) -> str:
+    async def complete(self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], expected: str) -> str:
         """The ETag of the object of these parts: nothing is copied. Raises `S3Error`.
 
         An upload that was completed with the same parts before answers as it did then.
         """
-        if [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
+        if [number for number, _ in part_names] != sorted({number for number, _ in part_names}):
             raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
-        etag = _etag_of_parts(wanted)
+        etag = _etag_of_parts(part_names)
         try:
-            entry, chosen = await self._object_of(key, upload_id, wanted, etag)
+            entry, chosen = await self._object_of(key, upload_id, part_names, etag)
             _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
         except S3Error as error:
             if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):
@@ -217,12 +217,12 @@ class ObjectBackend:
         return etag
 
     async def _object_of(
-        self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], etag: str
+        self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], etag: str
     ) -> tuple[StoredObject, list[Part]]:
         """What an upload becomes, and the parts that it is made of. Raises `S3Error`."""
         upload, parts = await self._upload_and_parts(key, upload_id)
         chosen = []
-        for number, tag in wanted:
+        for number, tag in part_names:
             part = parts.get(number)
             if part is None or part.etag != tag:
                 raise S3Error("InvalidPart", f"Part {number} was not uploaded, or has another ETag")
@@ -296,13 +296,13 @@ class ObjectBackend:
         return part
 
 
-def _etag_of_parts(wanted: Sequence[tuple[int, str]]) -> str:
+def _etag_of_parts(part_names: Sequence[tuple[int, str]]) -> str:
     """Of an object that is made of parts, by their ETags. Raises `S3Error` InvalidPart."""
     try:
-        digests = b"".join(bytes.fromhex(tag) for _, tag in wanted)
+        digests = b"".join(bytes.fromhex(tag) for _, tag in part_names)
     except ValueError:
         raise S3Error("InvalidPart", "An ETag is that of no part") from None
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_names)}"
 
 
 _FAILURES: Final = {
@@ -322,10 +322,10 @@ def _check(outcome: CommitOutcome) -> None:
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:
     """Which bytes of which blobs make [start, end) of them all."""
-    found, at = [], 0
+    extents, at = [], 0
     for blob in blobs:
         first, last = max(start - at, 0), min(end - at, blob.size)
         if first < last:
-            found.append((blob, first, last))
+            extents.append((blob, first, last))
         at += blob.size
-    return found
+    return extents

@@ -49,10 +49,10 @@ class Backends:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
         if bucket in RESERVED:
             caller.check(SYSTEM_TENANT, bucket, key, level)
-            found = self.reserved.get(bucket)
-            if found is None:
+            reserved = self.reserved.get(bucket)
+            if reserved is None:
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
-            return found(caller.key.tenant)
+            return reserved(caller.key.tenant)
         return self.object_backend(caller, bucket, key, level)
 
     def known(self, caller: Caller, bucket: str) -> Backend:

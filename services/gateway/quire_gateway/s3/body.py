@@ -43,22 +43,24 @@ class Body:
         A thread hashes a piece while the caller has it.
         """
         loop = asyncio.get_running_loop()
-        held: list[bytes | memoryview] = []
+        buffered: list[bytes | memoryview] = []
         have = 0
         async for payload in self._payload():
-            held.append(payload)
+            buffered.append(payload)
             have += len(payload)
             while have >= piece_bytes:
-                whole = held[0] if len(held) == 1 and len(held[0]) == piece_bytes else b"".join(held)
-                piece, rest = bytes(whole[:piece_bytes]), whole[piece_bytes:]
-                held, have = ([rest] if rest else []), len(rest)
+                joined_piece = (
+                    buffered[0] if len(buffered) == 1 and len(buffered[0]) == piece_bytes else b"".join(buffered)
+                )
+                piece, rest = bytes(joined_piece[:piece_bytes]), joined_piece[piece_bytes:]
+                buffered, have = ([rest] if rest else []), len(rest)
                 hashing = loop.run_in_executor(None, self._checks.update, piece)
                 try:
                     yield piece
                 finally:
                     await hashing
         if have:
-            piece = bytes(held[0]) if len(held) == 1 else b"".join(held)
+            piece = bytes(buffered[0]) if len(buffered) == 1 else b"".join(buffered)
             if len(piece) <= _INLINE_BYTES:
                 self._checks.update(piece)
                 yield piece
@@ -69,24 +71,24 @@ class Body:
             finally:
                 await hashing
 
-    async def whole(self, most: int) -> bytes:
+    async def whole(self, limit: int) -> bytes:
         """All of it, at most so many bytes. Raises `S3Error` EntityTooLarge."""
-        self._check_length(most)
-        return b"".join([piece async for piece in self.pieces(max(1, most))])
+        self._check_length(limit)
+        return b"".join([piece async for piece in self.pieces(max(1, limit))])
 
     @contextlib.asynccontextmanager
-    async def spooled(self, most: int) -> AsyncIterator[IO[bytes]]:
+    async def spooled(self, limit: int) -> AsyncIterator[IO[bytes]]:
         """All of it in a temporary file, from its start: a client may take its time. Raises as `whole` does."""
-        self._check_length(most)
+        self._check_length(limit)
         with await asyncio.to_thread(tempfile.TemporaryFile) as spool:
             async for piece in self.pieces(_SPOOLED_BYTES):
                 await asyncio.to_thread(spool.write, piece)
             await asyncio.to_thread(spool.seek, 0)
             yield spool
 
-    def _check_length(self, most: int) -> None:
-        if self.length > most:
-            raise S3Error("EntityTooLarge", f"{self.length} bytes; {most} at most here")
+    def _check_length(self, limit: int) -> None:
+        if self.length > limit:
+            raise S3Error("EntityTooLarge", f"{self.length} bytes; {limit} at most here")
 
     def finish(self) -> tuple[str, dict[str, str]]:
         """MD5 and checksums. Raises `S3Error` if the body is not what was announced."""

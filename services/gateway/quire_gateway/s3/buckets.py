@@ -38,12 +38,12 @@ class BucketRequests:
     async def list_buckets(self, call: Call) -> web.StreamResponse:
         """ListBuckets: the caller's own, and those granted to it."""
         tenant = call.caller.key.tenant
-        found = dict(await self._backends.buckets.all(tenant))
+        buckets = dict(await self._backends.buckets.all(tenant))
         for grant in call.caller.key.grants:
-            found.setdefault(grant.bucket, 0.0)
+            buckets.setdefault(grant.bucket, 0.0)
         entries = [
             ("Bucket", [("Name", name), ("CreationDate", xml.stamp(created))])
-            for name, created in sorted(found.items())
+            for name, created in sorted(buckets.items())
         ]
         owner = ("Owner", [("ID", tenant), ("DisplayName", tenant)])
         return xml_answer(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
@@ -107,47 +107,53 @@ class BucketRequests:
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
         """ListObjects."""
-        asked, marker = _asked(call), call.query.get("marker", "")
-        listing = await self._listed(call, asked, marker)
-        children = [*asked.echoed(call.bucket, listing), ("Marker", asked.encoded(marker))]
+        listing_request, marker = _asked(call), call.query.get("marker", "")
+        listing = await self._listed(call, listing_request, marker)
+        children = [*listing_request.echoed(call.bucket, listing), ("Marker", listing_request.encoded(marker))]
         if listing.truncated:
-            children.append(("NextMarker", asked.encoded(listing.last)))
-        children += _entries(listing, asked, owner=call.caller.key.tenant)
+            children.append(("NextMarker", listing_request.encoded(listing.last)))
+        children += _entries(listing, listing_request, owner=call.caller.key.tenant)
         return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_v2(self, call: Call) -> web.StreamResponse:
         """ListObjectsV2."""
-        asked = _asked(call)
+        listing_request = _asked(call)
         token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
-        listing = await self._listed(call, asked, _from_token(token) if token else start)
+        listing = await self._listed(call, listing_request, _from_token(token) if token else start)
         count = len(listing.objects) + len(listing.prefixes)
-        children = [*asked.echoed(call.bucket, listing), ("KeyCount", count)]
+        children = [*listing_request.echoed(call.bucket, listing), ("KeyCount", count)]
         if "continuation-token" in call.query:
             children.append(("ContinuationToken", token))
         if "start-after" in call.query:
-            children.append(("StartAfter", asked.encoded(start)))
+            children.append(("StartAfter", listing_request.encoded(start)))
         if listing.truncated:
             children.append(("NextContinuationToken", _token(listing.last)))
         owner = call.caller.key.tenant if call.query.get("fetch-owner") == "true" else ""
-        children += _entries(listing, asked, owner)
+        children += _entries(listing, listing_request, owner)
         return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_versions(self, call: Call) -> web.StreamResponse:
         """ListObjectVersions: every object is its only version, "null"."""
-        asked, marker = _asked(call), call.query.get("key-marker", "")
-        listing = await self._listed(call, asked, marker)
-        children = [*asked.echoed(call.bucket, listing), ("KeyMarker", asked.encoded(marker)), ("VersionIdMarker", "")]
+        listing_request, marker = _asked(call), call.query.get("key-marker", "")
+        listing = await self._listed(call, listing_request, marker)
+        children = [
+            *listing_request.echoed(call.bucket, listing),
+            ("KeyMarker", listing_request.encoded(marker)),
+            ("VersionIdMarker", ""),
+        ]
         if listing.truncated:
-            children += [("NextKeyMarker", asked.encoded(listing.last)), ("NextVersionIdMarker", "null")]
+            children += [("NextKeyMarker", listing_request.encoded(listing.last)), ("NextVersionIdMarker", "null")]
         for entry in listing.objects:
-            about = [("Key", asked.encoded(entry.key)), ("VersionId", "null"), ("IsLatest", "true")]
+            about = [("Key", listing_request.encoded(entry.key)), ("VersionId", "null"), ("IsLatest", "true")]
             children.append(("Version", [*about, *_about(entry)]))
-        children += _prefixes(listing, asked)
+        children += _prefixes(listing, listing_request)
         return xml_answer(xml.document("ListVersionsResult", children))
 
-    async def _listed(self, call: Call, asked: _Asked, after: str) -> Listing:
-        backend = self._backends.backend(call.caller, call.bucket, asked.prefix, Level.READ)
-        return await list_objects(backend, asked.prefix, asked.delimiter, after, min(asked.limit, _MAX_KEYS))
+    async def _listed(self, call: Call, listing_request: _Asked, marker: str) -> Listing:
+        backend = self._backends.backend(call.caller, call.bucket, listing_request.prefix, Level.READ)
+        return await list_objects(
+            backend, listing_request.prefix, listing_request.delimiter, marker, min(listing_request.limit, _MAX_KEYS)
+        )
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
         """ListMultipartUploads."""
@@ -239,18 +245,18 @@ def _asked(call: Call) -> _Asked:
     return _Asked(call.query.get("prefix", ""), call.query.get("delimiter", ""), limit, encoding)
 
 
-def _entries(listing: Listing, asked: _Asked, owner: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _entries(listing: Listing, listing_request: _Asked, owner: str) -> list[tuple[str, Any]]:
+    elements: list[tuple[str, Any]] = []
     for entry in listing.objects:
-        about: list[tuple[str, Any]] = [("Key", asked.encoded(entry.key)), *_about(entry)]
+        about: list[tuple[str, Any]] = [("Key", listing_request.encoded(entry.key)), *_about(entry)]
         if owner:
             about.append(("Owner", [("ID", owner), ("DisplayName", owner)]))
-        found.append(("Contents", about))
-    return found + _prefixes(listing, asked)
+        elements.append(("Contents", about))
+    return elements + _prefixes(listing, listing_request)
 
 
-def _prefixes(listing: Listing, asked: _Asked) -> list[tuple[str, Any]]:
-    return [("CommonPrefixes", [("Prefix", asked.encoded(each))]) for each in listing.prefixes]
+def _prefixes(listing: Listing, listing_request: _Asked) -> list[tuple[str, Any]]:
+    return [("CommonPrefixes", [("Prefix", listing_request.encoded(prefix))]) for prefix in listing.prefixes]
 
 
 def _about(entry: StoredObject) -> list[tuple[str, Any]]:

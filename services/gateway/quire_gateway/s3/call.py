@@ -93,10 +93,10 @@ class Call:
         """Content headers and user metadata. Raises `S3Error` MetadataTooLarge."""
         headers = {name: self.header(name) for name in _KEPT if self.header(name)}
         if "content-encoding" in headers:
-            kept = [each.strip() for each in headers["content-encoding"].split(",")]
-            kept = [each for each in kept if each.lower() != "aws-chunked"]
-            headers["content-encoding"] = ",".join(kept)
-            if not kept:
+            encodings = [encoding.strip() for encoding in headers["content-encoding"].split(",")]
+            encodings = [encoding for encoding in encodings if encoding.lower() != "aws-chunked"]
+            headers["content-encoding"] = ",".join(encodings)
+            if not encodings:
                 del headers["content-encoding"]
         metadata: dict[str, str] = {}
         for name, value in self.http.headers.items():
@@ -187,6 +187,6 @@ def check_bucket_name(bucket: str) -> None:
     if (
         not _BUCKET.fullmatch(bucket)
         or _ADDRESS.fullmatch(bucket)
-        or any(each in bucket for each in ("..", ".-", "-."))
+        or any(sequence in bucket for sequence in ("..", ".-", "-."))
     ):
         raise S3Error("InvalidBucketName", "The specified bucket is not valid.")

@@ -74,28 +74,28 @@ class BodyChecks:
 
     def update(self, data: Any) -> None:
         self._md5.update(data)
-        for each in self._sums.values():
-            each.update(data)
+        for checksum in self._sums.values():
+            checksum.update(data)
         self.size += len(data)
 
     def finish(self, trailers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """The MD5, hexadecimal, and the checksums to keep, by algorithm, base64. Raises `S3Error`."""
-        digests = {name: each.digest() for name, each in self._sums.items()}
+        digests = {name: checksum.digest() for name, checksum in self._sums.items()}
         if self._payload_sha256 and not hmac.compare_digest(digests["sha256"].hex(), self._payload_sha256):
             raise S3Error("XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match")
         if self._content_md5 and self._content_md5 != self._md5.digest():
             raise S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.")
-        wanted = dict(self._declared)
+        declared = dict(self._declared)
         if self._trailing:
             value = trailers.get(PREFIX + self._trailing, "")
             if not value:
                 raise S3Error("MalformedTrailerError", f"The trailer {PREFIX}{self._trailing} did not come")
-            wanted[self._trailing] = _decoded(value, PREFIX + self._trailing)
-        for name, expected in wanted.items():
+            declared[self._trailing] = _decoded(value, PREFIX + self._trailing)
+        for name, expected in declared.items():
             if expected != digests[name]:
                 raise S3Error("BadDigest", f"The {name.upper()} you specified did not match what we received.")
-        kept = {name: base64.b64encode(digests[name]).decode() for name in wanted}
-        return self._md5.hexdigest(), kept
+        encoded = {name: base64.b64encode(digests[name]).decode() for name in declared}
+        return self._md5.hexdigest(), encoded
 
 
 def _decoded(value: str, name: str) -> bytes:

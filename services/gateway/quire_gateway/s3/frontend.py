@@ -227,8 +227,8 @@ class S3Frontend:
         for at, method, header, operation in self._by_rdma:
             if (at, method) == (level, call.method) and call.header(header):
                 return operation, True
-        whole = level == "object" and "partNumber" not in call.query
-        if whole and call.method == "PUT" and call.header("x-amz-copy-source"):
+        is_whole = level == "object" and "partNumber" not in call.query
+        if is_whole and call.method == "PUT" and call.header("x-amz-copy-source"):
             return self._copy, False
         for at, method, subresource, operation in self._operations:
             if (at, method) == (level, call.method) and (not subresource or subresource in call.query):

@@ -27,9 +27,9 @@ async def list_objects(backend: Backend, prefix: str, delimiter: str, marker: st
     if not limit:
         return listing
     past = bool(delimiter) and marker.startswith(prefix) and marker.endswith(delimiter) and len(marker) > len(prefix)
-    wanted = limit + 1
+    page_size = limit + 1
     while True:
-        page = await backend.page(prefix, marker, past, wanted, delimiter)
+        page = await backend.page(prefix, marker, past, page_size, delimiter)
         jumped = False
         entries: list[tuple[str, StoredObject | None]] = [(entry.key, entry) for entry in page.objects]
         if page.common:
@@ -56,4 +56,4 @@ async def list_objects(backend: Backend, prefix: str, delimiter: str, marker: st
                 listing.last, listing.truncated = page.last, True
                 return listing
             marker, past = page.last, False
-        wanted = min(limit + 1, _AFTER_JUMP) if jumped else limit + 1
+        page_size = min(limit + 1, _AFTER_JUMP) if jumped else limit + 1

@@ -112,20 +112,20 @@ class ObjectRequests:
     async def copy(self, call: Call) -> web.StreamResponse:
         """CopyObject, by copies of the blobs."""
         target = self._object_backend(call)
-        source, found = await self._source(call)
-        if found.size > _COPY_BYTES_MAX:
+        source, entry = await self._source(call)
+        if entry.size > _COPY_BYTES_MAX:
             raise S3Error("InvalidRequest", "The copy source is larger than 5 GiB; copy it in parts")
         replacing = call.header("x-amz-metadata-directive").upper() == "REPLACE"
-        same = source.place == target.place and found.key == call.key
+        same = source.place == target.place and entry.key == call.key
         if same and not replacing:
             raise S3Error("InvalidRequest", "This copy request is illegal: it copies an object to itself, unchanged")
         described = call.described()
         if not replacing:
-            described = type(described)(found.headers, found.metadata)
+            described = type(described)(entry.headers, entry.metadata)
         expected = await expected_etag(target, call.key, call.conditions) if call.conditions.of_write else ""
-        wanted = replace(found, key=call.key)
-        made = await target.copy(wanted, source, described, expected)
-        children = [("LastModified", xml.stamp(made.modified_s)), ("ETag", f'"{made.etag}"')]
+        target_entry = replace(entry, key=call.key)
+        copied = await target.copy(target_entry, source, described, expected)
+        children = [("LastModified", xml.stamp(copied.modified_s)), ("ETag", f'"{copied.etag}"')]
         return xml_answer(xml.document("CopyObjectResult", children))
 
     async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
@@ -139,16 +139,16 @@ class ObjectRequests:
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
         backend = self._backends.object_backend(call.caller, bucket, key, Level.READ)
-        found = await backend.head(key)
-        if found is None:
+        entry = await backend.head(key)
+        if entry is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
         names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
         conditions = Preconditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
         try:
-            check_read(conditions, found.etag, found.modified_s)
+            check_read(conditions, entry.etag, entry.modified_s)
         except S3Error as error:
             raise S3Error("PreconditionFailed", error.message) from None
-        return backend, found
+        return backend, entry
 
     async def acl(self, call: Call) -> web.StreamResponse:
         """GetObjectAcl: always `private`."""
@@ -178,10 +178,10 @@ class ObjectRequests:
         if not number:
             raise S3Error("InvalidArgument", f"partNumber is a number from 1 to {_PARTS_MAX}")
         if call.header("x-amz-copy-source"):
-            source, found = await self._source(call)
-            wanted = call.header("x-amz-copy-source-range")
-            span = read_copy_range(wanted, found.size) if wanted else (0, found.size)
-            part = await backend.copy_part(call.key, upload_id, number, span[1] - span[0], source.read(found, *span))
+            source, entry = await self._source(call)
+            byte_range = call.header("x-amz-copy-source-range")
+            span = read_copy_range(byte_range, entry.size) if byte_range else (0, entry.size)
+            part = await backend.copy_part(call.key, upload_id, number, span[1] - span[0], source.read(entry, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
             return xml_answer(xml.document("CopyPartResult", children))
         body = call.body()
@@ -192,11 +192,11 @@ class ObjectRequests:
     async def complete_upload(self, call: Call) -> web.StreamResponse:
         """CompleteMultipartUpload."""
         backend = self._object_backend(call)
-        wanted = xml.read_complete(await call.xml())
+        part_names = xml.read_complete(await call.xml())
         upload_id, expected = call.query["uploadId"], ""
-        if call.conditions.of_write and not await backend.was_completed(call.key, upload_id, wanted):
+        if call.conditions.of_write and not await backend.was_completed(call.key, upload_id, part_names):
             expected = await expected_etag(backend, call.key, call.conditions)
-        etag = await backend.complete(call.key, upload_id, wanted, expected)
+        etag = await backend.complete(call.key, upload_id, part_names, expected)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),
@@ -215,20 +215,20 @@ class ObjectRequests:
         """ListParts."""
         backend = self._object_backend(call)
         limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
-        after = call.number("part-number-marker", 0, 0, _PARTS_MAX)
+        marker = call.number("part-number-marker", 0, 0, _PARTS_MAX)
         upload_id = call.query["uploadId"]
-        parts = [part for part in await backend.parts(call.key, upload_id) if part.number > after]
-        shown = parts[: min(limit, _LIST_MAX)]
+        parts = [part for part in await backend.parts(call.key, upload_id) if part.number > marker]
+        page = parts[: min(limit, _LIST_MAX)]
         children: list[tuple[str, object]] = [
             ("Bucket", call.bucket),
             ("Key", call.key),
             ("UploadId", upload_id),
-            ("PartNumberMarker", after),
-            ("NextPartNumberMarker", shown[-1].number if shown else after),
+            ("PartNumberMarker", marker),
+            ("NextPartNumberMarker", page[-1].number if page else marker),
             ("MaxParts", limit),
-            ("IsTruncated", str(len(shown) < len(parts)).lower()),
+            ("IsTruncated", str(len(page) < len(parts)).lower()),
         ]
-        for part in shown:
+        for part in page:
             about = [("PartNumber", part.number), ("LastModified", xml.stamp(part.modified_s))]
             children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
         return xml_answer(xml.document("ListPartsResult", children))
@@ -253,10 +253,10 @@ async def expected_etag(backend: Backend, key: str, conditions: Preconditions) -
 
 def _overrides(call: Call) -> dict[str, str]:
     """Raises `S3Error` InvalidArgument for what no header can hold."""
-    found = {name: call.query[asked] for asked, name in _OVERRIDES.items() if asked in call.query}
-    if any(not value.isprintable() for value in found.values()):
+    headers = {name: call.query[parameter] for parameter, name in _OVERRIDES.items() if parameter in call.query}
+    if any(not value.isprintable() for value in headers.values()):
         raise S3Error("InvalidArgument", "A response header cannot hold control characters")
-    return found
+    return headers
 
 
 def _headers(entry: StoredObject) -> dict[str, str]:

@@ -212,10 +212,10 @@ class RdmaRequests:
         descriptor = replace(descriptor, keys=keys)
         async with self._leases.held(namespace, descriptor.keys) as leased:
             fetch = replace(_fetch(call, leased, descriptor), namespace=self._derivation.scope(namespace.tag))
-            whole = leased.matched_chunks == len(descriptor.keys)
-            headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(leased.matched_chunks)}
+            is_whole = leased.matched_chunks == len(descriptor.keys)
+            headers = {_REPLY: "200" if is_whole else "206", "x-quire-matched": str(leased.matched_chunks)}
             headers["Content-Type"] = "application/x-ndjson"
-            response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+            response = web.StreamResponse(status=200 if is_whole else 206, headers=headers)
             response.enable_chunked_encoding()
             call.streaming = response
             await response.prepare(call.http)
@@ -275,9 +275,9 @@ async def _described(call: Call) -> tuple[Descriptor, Namespace]:
         raise DescriptorInvalid("there is none", field=DESCRIPTOR)
     descriptor, namespace = Descriptor.from_header(text), _namespace(call)
     layout = namespace.layout
-    said = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
-    if said != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
-        raise DescriptorInvalid(f"L, G, S are {said}, the namespace says otherwise", field=DESCRIPTOR)
+    shape = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
+    if shape != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
+        raise DescriptorInvalid(f"L, G, S are {shape}, the namespace says otherwise", field=DESCRIPTOR)
     return descriptor, namespace
 
 
@@ -354,6 +354,6 @@ def _line(event: LayerArrived | NodeOutcome | FetchSummary) -> bytes:
             record: dict[str, object] = {"layer": layer, "node": node_id}
         case NodeOutcome():
             record = {"node": event.node_id, "quiesced": event.quiesced, "error": event.error_code}
-        case FetchSummary(delivered, usable, moved):
-            record = {"delivered": sum(delivered), "usable": usable, "bytes": moved}
+        case FetchSummary(delivered, usable, moved_bytes):
+            record = {"delivered": sum(delivered), "usable": usable, "bytes": moved_bytes}
     return json.dumps(record).encode() + b"\n"

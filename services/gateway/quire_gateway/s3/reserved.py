@@ -158,10 +158,10 @@ class ChunkBackend:
                     return Page(entries, str(name), more=True, pause=True)
         return Page(entries, entries[-1].key if entries else "", more=False)
 
-    async def _place(self, namespace: bytes, prefix: str, after: str) -> bytes:
+    async def _place(self, namespace: bytes, prefix: str, marker: str) -> bytes:
         """Return the derived key after which a listing continues. Raises `S3Error` for a key of another namespace."""
-        name = ChunkName.parse(after)
-        if name is None and after < prefix:
+        name = ChunkName.parse(marker)
+        if name is None and marker < prefix:
             return b""
         if name is None or name.namespace != namespace:
             raise S3Error("InvalidArgument", "In this bucket a listing goes on after a key that was listed")
@@ -246,12 +246,12 @@ class LatentBackend:
         yield memoryview(record)[start:end]
 
     async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
-        found: list[StoredObject] = []
+        objects: list[StoredObject] = []
         async for entry in self._images.list(self._tenant, prefix, marker + "\U0010ffff" if past else marker):
-            found.append(_latent_entry(entry))
-            if len(found) >= limit:
+            objects.append(_latent_entry(entry))
+            if len(objects) >= limit:
                 break
-        return Page(found, found[-1].key if found else "", more=len(found) >= limit)
+        return Page(objects, objects[-1].key if objects else "", more=len(objects) >= limit)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         _unconditional(expected)
@@ -259,10 +259,10 @@ class LatentBackend:
             body.finish()
             async with self._whole():  # only once it is here: a slow client holds no turn
                 record = await asyncio.to_thread(spool.read)
-                said = dict(described.metadata)
-                allowed = said.pop("allow-unknown-vae", "").lower() in ("1", "true")
-                ttl_ms, provenance = _ttl_ms(said.pop("ttl", "0")), said.pop("provenance", "")
-                attributes = ImageAttributes(ttl_ms, tuple(said.items()), provenance)
+                metadata = dict(described.metadata)
+                allowed = metadata.pop("allow-unknown-vae", "").lower() in ("1", "true")
+                ttl_ms, provenance = _ttl_ms(metadata.pop("ttl", "0")), metadata.pop("provenance", "")
+                attributes = ImageAttributes(ttl_ms, tuple(metadata.items()), provenance)
                 entry = await self._images.put_record(
                     self._tenant, key, record, attributes=attributes, allow_unknown_vae=allowed
                 )
@@ -275,8 +275,8 @@ class LatentBackend:
 
 def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bool:
     """Whether layers of `size` bytes, one behind the other, match their checksums."""
-    found = [isal_zlib.crc32(piece[at : at + size]) for at in range(0, len(piece), size)]
-    return bool(np.array_equal(np.array(found, dtype=np.uint32), expected))
+    sums = [isal_zlib.crc32(piece[at : at + size]) for at in range(0, len(piece), size)]
+    return bool(np.array_equal(np.array(sums, dtype=np.uint32), expected))
 
 
 def _unconditional(expected: str) -> None:

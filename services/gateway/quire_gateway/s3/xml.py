@@ -85,19 +85,19 @@ def _children(element: Any, name: str) -> list[Any]:
 
 
 def _text(element: Any, name: str) -> str | None:
-    found = _children(element, name)
-    return (found[0].text or "") if found else None
+    elements = _children(element, name)
+    return (elements[0].text or "") if elements else None
 
 
 def read_delete(body: bytes) -> tuple[list[str], bool]:
     """Keys of a DeleteObjects request, and whether it is quiet. Raises `S3Error`."""
     root = _parsed(body, "Delete")
     keys = []
-    for each in _children(root, "Object"):
-        key = _text(each, "Key")
+    for child in _children(root, "Object"):
+        key = _text(child, "Key")
         if not key:
             raise S3Error("MalformedXML", "An Object has no Key")
-        if _text(each, "VersionId") not in (None, "", "null"):
+        if _text(child, "VersionId") not in (None, "", "null"):
             raise S3Error("NotImplemented", "There are no versions")
         keys.append(key)
     if not 0 < len(keys) <= DELETE_KEYS_MAX:
@@ -109,8 +109,8 @@ def read_complete(body: bytes) -> list[tuple[int, str]]:
     """Numbers and ETags of a CompleteMultipartUpload request. Raises `S3Error`."""
     root = _parsed(body, "CompleteMultipartUpload")
     parts = []
-    for each in _children(root, "Part"):
-        number, etag = _text(each, "PartNumber") or "", _text(each, "ETag")
+    for child in _children(root, "Part"):
+        number, etag = _text(child, "PartNumber") or "", _text(child, "ETag")
         if not (number.isascii() and number.isdigit() and len(number) < 10) or etag is None:
             raise S3Error("MalformedXML", "A Part has no PartNumber or no ETag")
         parts.append((int(number), etag.strip().strip('"')))

@@ -16,10 +16,10 @@ def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
     An object is not dropped by that: it is deleted later, when no entry lists it then.
     """
     orders: dict[str, list[Drop]] = {}
-    for gone in evicted.removed:
-        for name in gone.nodes:
+    for entry in evicted.removed:
+        for name in entry.nodes:
             if name not in (asking, OBJECT_TIER):
-                drop = Drop(gone.record.key, fingerprint(gone.record.bucket), gone.generation)
+                drop = Drop(entry.record.key, fingerprint(entry.record.bucket), entry.generation)
                 orders.setdefault(name, []).append(drop)
     return orders
 

@@ -93,10 +93,10 @@ class Placement:
         taken = np.zeros(len(nodes), dtype=np.bool_)
         for (at, stop), claim in zip(bounds, scores, strict=True):
             key, size = keys.at(at), (stop - at) * chunk_bytes
-            before = self._take_back(key)
-            if before is not None and before.node_id in by_name:
-                chosen = by_name[before.node_id]
-                loads[chosen] -= before.size
+            previous = self._take_back(key)
+            if previous is not None and previous.node_id in by_name:
+                chosen = by_name[previous.node_id]
+                loads[chosen] -= previous.size
             else:
                 fits = loads <= _BOUND * capacity * (loads.sum() / capacity.sum()) + _SLACK_BYTES
                 if not (fits & ~taken).any():

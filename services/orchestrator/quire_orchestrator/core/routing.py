@@ -67,21 +67,21 @@ class ImageRouter:
         owner = rendezvous(record_name, usable)[0]
         by_name = {node.node_id: node for node in usable}
         running = [self._running[ticket] for ticket in self._at.get(record_name, [])]
-        runner = next((by_name[each.runner.node_id] for each in running if each.runner.node_id in by_name), None)
-        joined = runner is not None
+        runner = next((by_name[decode.runner.node_id] for decode in running if decode.runner.node_id in by_name), None)
+        is_running = runner is not None
         if runner is None:
             runner = owner
             if self.depth(owner.node_id) > self._theta:
                 equals = [node for node in usable if build_of(node) == build_of(owner)]
                 runner = min(equals, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
-        self.joined += joined
-        self.spilled += not joined and runner.node_id != owner.node_id
+        self.joined += is_running
+        self.spilled += not is_running and runner.node_id != owner.node_id
         ticket, self._next = self._next, self._next + 1
         self._running[ticket] = _Running(record_name, runner, now_s)
         self._at.setdefault(record_name, []).append(ticket)
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
         self.build = build_of(runner)
-        return Route(ticket, runner, owner, joined)
+        return Route(ticket, runner, owner, is_running)
 
     def failed(self, node_ids: Iterable[str], now_s: float) -> None:
         """Decoders that did not answer a gateway: they are passed over for a while."""

@@ -22,26 +22,28 @@ class RedisCurveShelf:
         self._kept = kept
 
     async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:
-        told = {
-            kind: [[each.tenant, *each.shape, each.seen, [list(one) for one in each.bins]] for each in curves]
+        document = {
+            kind: [[curve.tenant, *curve.shape, curve.seen, [list(bin_) for bin_ in curve.bins]] for curve in curves]
             for kind, curves in learned.items()
         }
-        await self._kept.put(cbor2.dumps([_VERSION, told]), _TTL_S)
+        await self._kept.put(cbor2.dumps([_VERSION, document]), _TTL_S)
 
     async def found(self) -> dict[str, list[Learned]]:
         raw = await self._kept.get()
         if not raw:
             return {}
         try:
-            version, told = cbor2.loads(raw)
+            version, document = cbor2.loads(raw)
             if version != _VERSION:
                 return {}
             return {
                 kind: [
-                    Learned(tenant, (size, window), seen, tuple((name, u, y, count) for name, u, y, count in bins))
-                    for tenant, size, window, seen, bins in curves
+                    Learned(
+                        tenant, (size, window), observations, tuple((name, u, y, count) for name, u, y, count in bins)
+                    )
+                    for tenant, size, window, observations, bins in curves
                 ]
-                for kind, curves in told.items()
+                for kind, curves in document.items()
             }
         except (cbor2.CBORDecodeError, ValueError, TypeError) as error:
             logger().warning("what was learned before is not understood", error=str(error))

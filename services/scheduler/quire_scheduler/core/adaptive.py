@@ -49,40 +49,40 @@ class Adaptive:
         Those are exact for a few demands, by convex hulls for some; of many only the published ones are compared.
         """
         published = [policy.allocate(demands, budget) for policy in self._published]
-        seen = min((seen for demand in demands if (seen := self.curves.seen(demand))), default=0)
-        if not seen:
+        samples = min((samples for demand in demands if (samples := self.curves.seen(demand))), default=0)
+        if not samples:
             return published[0]
         candidates = [_with_rest(rates, budget) for rates in published]
         if len(demands) <= _EXACT_DEMANDS or len(demands) <= _HULL_DEMANDS * effort:
             candidates += self._on_curves(demands, budget, effort)
-        least, expected, most = self._totals(demands, candidates)
-        surest = int(np.argmin(most))
-        if seen >= _YOUNG and seen % _TRIED_EVERY:
+        least, expected, greatest = self._totals(demands, candidates)
+        surest = int(np.argmin(greatest))
+        if samples >= _YOUNG and samples % _TRIED_EVERY:
             return candidates[surest]
-        bearable = math.inf if seen < _FREE else _DEARER_MAX * expected[: len(published)].min()
-        hopeful = (least < _WORTH_TRYING * most[surest]) & (most <= bearable)
+        bearable = math.inf if samples < _FREE else _DEARER_MAX * expected[: len(published)].min()
+        hopeful = (least < _WORTH_TRYING * greatest[surest]) & (greatest <= bearable)
         return candidates[int(np.argmin(np.where(hopeful, least, np.inf))) if hopeful.any() else surest]
 
     def _totals(self, demands: Sequence[Demand], candidates: Sequence[Rates]) -> Bounds:
         """Of the stall of all demands, for each candidate."""
         columns = np.array(candidates).T
-        each = [self.curves.bounds_s(demand, rates) for demand, rates in zip(demands, columns, strict=True)]
-        return Bounds(*(np.sum(one, axis=0) for one in zip(*each, strict=True)))
+        bounds = [self.curves.bounds_s(demand, rates) for demand, rates in zip(demands, columns, strict=True)]
+        return Bounds(*(np.sum(column, axis=0) for column in zip(*bounds, strict=True)))
 
     def _on_curves(self, demands: Sequence[Demand], budget: float, effort: float) -> list[Rates]:
         """The cheapest if each curve is as low as it can be, as high as it can be, or in the middle."""
-        few = len(demands) <= _EXACT_DEMANDS
-        if few:
+        is_exact = len(demands) <= _EXACT_DEMANDS
+        if is_exact:
             units = max(_EXACT_UNITS_MIN, int(_EXACT_UNITS * effort**0.5))
             grid = budget * np.arange(1, units + 1) / units
         else:
             grid = np.geomspace(_FLOOR_SHARE * budget / len(demands), budget, _LEVELS)
         bounds = [self.curves.bounds_s(demand, grid) for demand in demands]
-        found = []
+        intervals = []
         for blend in _BLENDS:
-            costs = [(1.0 - blend) * each.least + blend * each.most for each in bounds]
-            found.append(cheapest_on_grid(costs, budget) if few else cheapest_on_hulls(grid, costs, budget))
-        return found
+            costs = [(1.0 - blend) * bound.least + blend * bound.most for bound in bounds]
+            intervals.append(cheapest_on_grid(costs, budget) if is_exact else cheapest_on_hulls(grid, costs, budget))
+        return intervals
 
 
 def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:
@@ -103,12 +103,12 @@ def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:
         at = np.argmin(totals, axis=1)
         best = np.concatenate(([np.inf], totals[rows, at]))
         choices.append(np.concatenate(([0], units - at)))
-    left = int(np.argmin(best))
+    chosen = int(np.argmin(best))
     counts = []
     for choice in reversed(choices):
-        counts.append(int(choice[left]))
-        left -= counts[-1]
-    counts.append(left)
+        counts.append(int(choice[chosen]))
+        chosen -= counts[-1]
+    counts.append(chosen)
     return np.array(counts[::-1], dtype=np.float64) * budget / units
 
 
@@ -126,12 +126,12 @@ def cheapest_on_hulls(grid: Array, costs: Sequence[Array], budget: float) -> Rat
             gain = (cost[low] - cost[high]) / size
             if gain > 0:
                 steps.append((float(gain), index, float(size)))
-    left = budget - float(rates.sum())
+    remaining = budget - float(rates.sum())
     for _, index, size in sorted(steps, key=lambda step: -step[0]):
-        taken = min(size, left)
+        taken = min(size, remaining)
         rates[index] += taken
-        left -= taken
-        if left <= 0:
+        remaining -= taken
+        if remaining <= 0:
             break
     return rates
 
@@ -146,10 +146,10 @@ def _lower_hull(x: Array, y: Array) -> list[int]:
     return hull
 
 
-def _above(x: Array, y: Array, left: int, middle: int, right: int) -> bool:
-    """Whether `middle` lies on or above the line from `left` to `right`."""
-    rise, run = y[right] - y[left], x[right] - x[left]
-    return bool((y[middle] - y[left]) * run >= rise * (x[middle] - x[left]))
+def _above(x: Array, y: Array, low: int, middle: int, right: int) -> bool:
+    """Whether `middle` lies on or above the line from `low` to `right`."""
+    rise, run = y[right] - y[low], x[right] - x[low]
+    return bool((y[middle] - y[low]) * run >= rise * (x[middle] - x[low]))
 
 
 def _with_rest(rates: Rates, budget: float) -> Rates:

@@ -79,7 +79,7 @@ class Curve:
 
     def told(self, tenant: str, shape: tuple[int, int]) -> Learned:
         """All that it knows."""
-        return Learned(tenant, shape, self._seen, tuple((name, *each) for name, each in self._bins.items()))
+        return Learned(tenant, shape, self._seen, tuple((name, *sums) for name, sums in self._bins.items()))
 
     @classmethod
     def of(cls, learned: Learned) -> Curve:
@@ -108,25 +108,25 @@ class Curve:
             self._knots = monotone(us, ys, counts)
         us, ys = self._knots
         expected = np.interp(u, us, ys) + np.maximum(0.0, u - us[-1])
-        least, most = self._between(u, us, ys)
+        least, greatest = self._between(u, us, ys)
         slower = u > us[-1]
         hoped = np.maximum(ys[-1], _SLOPE_BEYOND_MIN * (u - 1.0))  # a little slower may cost next to nothing
         least = np.where(slower, np.where(u < _HOPED_BEYOND * us[-1], hoped, expected), least)
-        most = np.where(slower, expected, most)
-        return Bounds(np.minimum(least, expected), expected, np.maximum(most, expected))
+        greatest = np.where(slower, expected, greatest)
+        return Bounds(np.minimum(least, expected), expected, np.maximum(greatest, expected))
 
     @staticmethod
     def _between(u: Array, us: Array, ys: Array) -> tuple[Array, Array]:
         """Least and most of y up to the slowest knot. Faster than the fastest knot, y may fall to 0 at `_KNEE_MIN`."""
         right = np.minimum(np.searchsorted(us, u), len(us) - 1)
-        left = np.maximum(0, right - 1)
-        inside = (u >= us[0]) & (right > left)
-        low = np.where(inside, ys[left], 0.0)
-        width = np.where(inside, us[right] - us[left], 1.0)
+        low_index = np.maximum(0, right - 1)
+        inside = (u >= us[0]) & (right > low_index)
+        low = np.where(inside, ys[low_index], 0.0)
+        width = np.where(inside, us[right] - us[low_index], 1.0)
         slope = np.where(inside, np.maximum(1.0, 2.0 * (ys[right] - low) / np.maximum(width, 1e-12)), 1.0)
         least = np.maximum(low, ys[right] - slope * (us[right] - np.maximum(u, _KNEE_MIN)))
-        most = np.where(inside, np.minimum(ys[right], low + slope * (u - us[left])), ys[right])
-        return least, most
+        upper = np.where(inside, np.minimum(ys[right], low + slope * (u - us[low_index])), ys[right])
+        return least, upper
 
 
 class Curves:
@@ -141,29 +141,34 @@ class Curves:
     def __len__(self) -> int:
         return sum(map(len, self._curves.values()))
 
-    def observe(self, seen: Observation) -> None:
-        mine = self._curves.setdefault(seen.tenant, OrderedDict())
-        self._curves.move_to_end(seen.tenant)
-        shape = _shape(seen.bytes_per_layer, seen.compute_window_s)
-        curve = mine.setdefault(shape, Curve())
-        mine.move_to_end(shape)
-        zero_stall = seen.bytes_per_layer / seen.compute_window_s
-        curve.add(zero_stall / seen.rate_bytes_per_s, seen.stall_s / (seen.layers * seen.compute_window_s))
-        if len(mine) > self._shapes_max:
-            mine.popitem(last=False)
+    def observe(self, observation: Observation) -> None:
+        curves = self._curves.setdefault(observation.tenant, OrderedDict())
+        self._curves.move_to_end(observation.tenant)
+        shape = _shape(observation.bytes_per_layer, observation.compute_window_s)
+        curve = curves.setdefault(shape, Curve())
+        curves.move_to_end(shape)
+        zero_stall = observation.bytes_per_layer / observation.compute_window_s
+        curve.add(
+            zero_stall / observation.rate_bytes_per_s,
+            observation.stall_s / (observation.layers * observation.compute_window_s),
+        )
+        if len(curves) > self._shapes_max:
+            curves.popitem(last=False)
         if len(self._curves) > self._tenants_max:
             self._curves.popitem(last=False)
 
     def told(self) -> list[Learned]:
         """The curves that were observed last, 256 at most, the latest at the end."""
-        found = [curve.told(tenant, shape) for tenant, mine in self._curves.items() for shape, curve in mine.items()]
-        return found[-_TOLD_MAX:]
+        learned = [
+            curve.told(tenant, shape) for tenant, curves in self._curves.items() for shape, curve in curves.items()
+        ]
+        return learned[-_TOLD_MAX:]
 
     def take_over(self, learned: Iterable[Learned]) -> None:
         """Know what another one told, instead of what it knows of these shapes itself."""
-        for each in learned:
-            mine = self._curves.setdefault(each.tenant, OrderedDict())
-            mine[each.shape] = Curve.of(each)
+        for item in learned:
+            curves = self._curves.setdefault(item.tenant, OrderedDict())
+            curves[item.shape] = Curve.of(item)
 
     def seen(self, demand: Demand) -> int:
         """How many deliveries of this shape were observed."""
@@ -185,8 +190,8 @@ class Curves:
     def _find(self, demand: Demand) -> Curve | None:
         if demand.compute_window_s is None:
             return None
-        mine = self._curves.get(demand.tenant)
-        return None if mine is None else mine.get(_shape(demand.bytes_per_layer, demand.compute_window_s))
+        curves = self._curves.get(demand.tenant)
+        return None if curves is None else curves.get(_shape(demand.bytes_per_layer, demand.compute_window_s))
 
 
 def monotone(x: Array, y: Array, weights: Array) -> tuple[Array, Array]:

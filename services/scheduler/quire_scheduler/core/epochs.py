@@ -114,7 +114,7 @@ class LinkEpochs(TreeLink):
         if self._at_once:
             self._share_all()
         elif not entry.rate and free and now_s >= self._quiet_until_s:
-            demands = [each.demand for each in self._admitted.values()]
+            demands = [entry.demand for entry in self._admitted.values()]
             part = int(allocate_last(self._policy, demands, self._part(), self._margin))
             entry.rate, entry.short = min(max(part, free // 2), free), part > free
             self._changed()
@@ -135,8 +135,8 @@ class LinkEpochs(TreeLink):
     def finish(self, deliveries: Iterable[str], now_s: float) -> None:
         """Their rates are free."""
         self.advance(now_s)
-        gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
-        if any(gone):
+        finished = [self._admitted.pop(delivery, None) for delivery in deliveries]
+        if any(finished):
             self._changed()
             for link in self._root()._tree():
                 link._freed()
@@ -147,8 +147,8 @@ class LinkEpochs(TreeLink):
         """What the tenant's cap leaves it."""
         if not demand.cap_bytes_per_s:
             return self.budget_bytes_per_s
-        held = sum(entry.rate for entry in self._admitted.values() if entry.demand.tenant == demand.tenant)
-        return max(0, demand.cap_bytes_per_s - held)
+        granted = sum(entry.rate for entry in self._admitted.values() if entry.demand.tenant == demand.tenant)
+        return max(0, demand.cap_bytes_per_s - granted)
 
     def _grant(self, delivery: str, now_s: float) -> Grant:
         entry = self._admitted[delivery]
@@ -181,17 +181,17 @@ class LinkEpochs(TreeLink):
         self._admitted = {
             name: entry for name, entry in self._admitted.items() if entry.missed_epochs <= _FORGET_EPOCHS
         }
-        self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
+        self._nodes = {name: used_s for name, used_s in self._nodes.items() if now_s - used_s < _NODE_USES_LINK_S}
         self._changed()
 
     def _freed(self) -> None:
         self._more = True
 
     def _own(self) -> Totals:
-        wanted, weight, usable = claim([entry.demand for entry in self._admitted.values()], self._margin)
+        claimed, weight, usable = claim([entry.demand for entry in self._admitted.values()], self._margin)
         budget = self.budget_bytes_per_s
         granted, nodes = self.granted_bytes_per_s, len(self._nodes)
-        return Totals(min(wanted, budget), min(usable, budget), weight, granted, len(self._admitted), nodes)
+        return Totals(min(claimed, budget), min(usable, budget), weight, granted, len(self._admitted), nodes)
 
     def _take(self, part_bytes_per_s: float) -> None:
         entries = list(self._admitted.values())
@@ -204,7 +204,7 @@ class LinkEpochs(TreeLink):
 
     def _raise_short(self, now_s: float) -> None:
         """Share out what is free among those that are short, in proportion to what they lack of their parts."""
-        if not self._more or now_s < self._quiet_until_s or not any(each.short for each in self._admitted.values()):
+        if not self._more or now_s < self._quiet_until_s or not any(entry.short for entry in self._admitted.values()):
             return
         self._more = False
         free = self.free_bytes_per_s
@@ -213,7 +213,7 @@ class LinkEpochs(TreeLink):
         lacks = [(e, int(part) - e.rate) for e, part in zip(entries, parts.tolist(), strict=True) if e.short]
         share = min(1.0, free / max(1, sum(max(0, lack) for _, lack in lacks)))
         for entry, lack in lacks:
-            more = max(0, min(int(share * lack), self._under_cap(entry.demand)))
-            entry.rate += more
-            entry.short = more < lack
+            extra = max(0, min(int(share * lack), self._under_cap(entry.demand)))
+            entry.rate += extra
+            entry.short = extra < lack
         self._changed()

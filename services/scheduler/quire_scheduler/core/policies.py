@@ -44,9 +44,9 @@ class BwProp(_Unlearning):
     name = "bw-prop"
 
     def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
-        wanted = _zero_stall(demands)
-        wanted[np.isinf(wanted)] = budget
-        return np.asarray(budget * wanted / (wanted.sum() or 1.0))
+        rates = _zero_stall(demands)
+        rates[np.isinf(rates)] = budget
+        return np.asarray(budget * rates / (rates.sum() or 1.0))
 
 
 class StallOpt(_Unlearning):

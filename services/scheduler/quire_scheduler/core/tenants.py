@@ -26,10 +26,10 @@ def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: f
     rates = np.zeros(len(demands))
     members = _by_tenant(demands)
     parts = _parts(demands, members, budget, margin)
-    for tenant, mine in members.items():
+    for tenant, indices in members.items():
         effort = 1 / len(members)
-        for same, part in _by_priority(demands, mine, parts[tenant], margin):
-            rates[same] = policy.allocate([demands[index] for index in same], part, effort * len(same) / len(mine))
+        for same, part in _by_priority(demands, indices, parts[tenant], margin):
+            rates[same] = policy.allocate([demands[index] for index in same], part, effort * len(same) / len(indices))
     return rates
 
 
@@ -86,7 +86,7 @@ def claim(demands: Sequence[Demand], margin: float) -> tuple[float, float, float
     """What all of them want, the weight of their tenants, and what those may use at most."""
     claims = _claims(demands, _by_tenant(demands), margin).values()
     return (
-        sum(min(wanted, cap) for wanted, _, cap in claims),
+        sum(min(claimed, cap) for claimed, _, cap in claims),
         sum(weight for _, weight, _ in claims),
         sum(cap for _, _, cap in claims),
     )
@@ -97,10 +97,10 @@ def _claims(
 ) -> dict[str, tuple[float, float, float]]:
     """By tenant (wanted, weight, cap); its latest demand says what it is allowed."""
     tenants = {}
-    for tenant, mine in members.items():
-        wanted = sum(demands[index].zero_stall_rate + margin for index in mine)
-        latest = demands[mine[-1]]
-        tenants[tenant] = (wanted, latest.weight, latest.cap_bytes_per_s or math.inf)
+    for tenant, indices in members.items():
+        needed = sum(demands[index].zero_stall_rate + margin for index in indices)
+        latest = demands[indices[-1]]
+        tenants[tenant] = (needed, latest.weight, latest.cap_bytes_per_s or math.inf)
     return tenants
 
 
@@ -109,9 +109,9 @@ def shares(sharers: Mapping[_Sharer, tuple[float, float, float]], budget: float)
 
     First up to what they want; what is left then goes by weight too, up to the caps: some policies use it.
     """
-    wanted = {name: min(want, cap) for name, (want, _, cap) in sharers.items()}
+    capped = {name: min(want, cap) for name, (want, _, cap) in sharers.items()}
     weights = {name: weight for name, (_, weight, _) in sharers.items()}
-    first = _fill(wanted, weights, budget)
+    first = _fill(capped, weights, budget)
     room = {name: cap - first[name] for name, (_, _, cap) in sharers.items()}
     rest = _fill(room, weights, max(0.0, budget - sum(first.values())))
     return {name: first[name] + rest[name] for name in sharers}
@@ -119,10 +119,10 @@ def shares(sharers: Mapping[_Sharer, tuple[float, float, float]], budget: float)
 
 def _fill(limits: Mapping[_Sharer, float], weights: Mapping[_Sharer, float], budget: float) -> dict[_Sharer, float]:
     """Weighted water filling: part_i = min(limit_i, λ·w_i), Σ part_i = min(budget, Σ limit_i)."""
-    parts, left, weight_left = dict.fromkeys(limits, 0.0), budget, sum(weights.values())
-    for name in sorted(limits, key=lambda each: limits[each] / weights[each]):
-        parts[name] = max(0.0, min(limits[name], left * weights[name] / weight_left))
-        left -= parts[name]
+    parts, remaining, weight_left = dict.fromkeys(limits, 0.0), budget, sum(weights.values())
+    for name in sorted(limits, key=lambda name_: limits[name_] / weights[name_]):
+        parts[name] = max(0.0, min(limits[name], remaining * weights[name] / weight_left))
+        remaining -= parts[name]
         weight_left -= weights[name]
         if weight_left <= 0:
             break

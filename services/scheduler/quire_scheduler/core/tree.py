@@ -74,14 +74,14 @@ class TreeLink(ABC):
     def totals(self) -> Totals:
         """Of this link and of all below it."""
         if self._totals is None:
-            each = [self._own(), *(link.totals for link in self._below)]
+            parts = [self._own(), *(link.totals for link in self._below)]
             self._totals = Totals(
-                min(self.budget_bytes_per_s, sum(one.wanted for one in each)),
-                min(self.budget_bytes_per_s, sum(one.usable for one in each)),
-                sum(one.weight for one in each),
-                sum(one.granted for one in each),
-                sum(one.deliveries for one in each),
-                sum(one.nodes for one in each),
+                min(self.budget_bytes_per_s, sum(part.wanted for part in parts)),
+                min(self.budget_bytes_per_s, sum(part.usable for part in parts)),
+                sum(part.weight for part in parts),
+                sum(part.granted for part in parts),
+                sum(part.deliveries for part in parts),
+                sum(part.nodes for part in parts),
             )
         return self._totals
 
@@ -99,13 +99,13 @@ class TreeLink(ABC):
     def _share_all(self) -> None:
         """Every link of the tree takes its part."""
         root = self._root()
-        waiting: list[tuple[TreeLink, float]] = [(root, float(root.budget_bytes_per_s))]
+        unshared: list[tuple[TreeLink, float]] = [(root, float(root.budget_bytes_per_s))]
         taken: list[tuple[TreeLink, float]] = []
-        while waiting:
-            link, whole = waiting.pop()
-            parts = link._divided(whole)
+        while unshared:
+            link, budget = unshared.pop()
+            parts = link._divided(budget)
             taken.append((link, parts.pop(link)))
-            waiting += parts.items()
+            unshared += parts.items()
         for link, part in taken:
             link._take(part)
 
@@ -132,10 +132,12 @@ class TreeLink(ABC):
             return float(self.budget_bytes_per_s)
         return self._above._divided(self._above._whole())[self]
 
-    def _divided(self, whole: float) -> dict[TreeLink, float]:
+    def _divided(self, budget: float) -> dict[TreeLink, float]:
         """Among the links below, and this one for its own deliveries."""
         if not self._below:
-            return {self: whole}
+            return {self: budget}
         claims = {self: self._own(), **{link: link.totals for link in self._below}}
-        used = {link: (one.wanted, one.weight, one.usable) for link, one in claims.items() if one.deliveries}
-        return dict.fromkeys(claims, 0.0) | shares(used, whole)
+        used = {
+            link: (totals.wanted, totals.weight, totals.usable) for link, totals in claims.items() if totals.deliveries
+        }
+        return dict.fromkeys(claims, 0.0) | shares(used, budget)

@@ -125,8 +125,11 @@ class GrpcClusterIndex:
         answer = await self._call(self._stub.ListHoldings, request)
         return held_from(answer.fingerprints, answer.buckets, answer.generations), answer.cursor
 
-    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
-        prints, buckets = b"".join(each.fingerprint for each in held), b"".join(each.bucket for each in held)
+    async def withdraw_held(self, node_id: str, holdings: Sequence[Held]) -> None:
+        prints, buckets = (
+            b"".join(holding.fingerprint for holding in holdings),
+            b"".join(holding.bucket for holding in holdings),
+        )
         request = orchestrator_pb2.WithdrawHeldRequest(node_id=node_id, fingerprints=prints, buckets=buckets)
         await self._call(self._stub.WithdrawHeld, request)
 
@@ -200,7 +203,7 @@ class GrpcRateSource:
     """The `RateSource` port: of several schedulers the one that leads; the others say that they do not."""
 
     def __init__(self, channels: ChannelPool, addresses: Sequence[str], link: str) -> None:
-        self._stubs: list[SchedulerServiceStub] = [SchedulerServiceStub(channels.get(each)) for each in addresses]
+        self._stubs: list[SchedulerServiceStub] = [SchedulerServiceStub(channels.get(address)) for address in addresses]
         self._link = link
 
     async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
@@ -219,7 +222,7 @@ class GrpcRateSource:
         return _grant((await self._leader("Admit", message)).grant)
 
     async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
-        progress = [scheduler_pb2.Progress(delivery=name, layers_left=left) for name, left in layers_left.items()]
+        progress = [scheduler_pb2.Progress(delivery=name, layers_left=layers) for name, layers in layers_left.items()]
         response = await self._leader("Renew", scheduler_pb2.RenewRequest(deliveries=progress))
         return [_grant(grant) for grant in response.grants]
 

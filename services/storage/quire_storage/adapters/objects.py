@@ -31,10 +31,10 @@ class ObstoreTier:
     async def get(self, name: ObjectName) -> bytes | None:
         async with _translated():
             try:
-                found = await obstore.get_async(self._store, object_path(*name))
+                response = await obstore.get_async(self._store, object_path(*name))
             except (NotFoundError, FileNotFoundError):
                 return None
-            return bytes(await found.bytes_async())
+            return bytes(await response.bytes_async())
 
     async def delete(self, names: Sequence[ObjectName]) -> None:
         paths = [object_path(*name) for name in names]

@@ -48,12 +48,12 @@ class ThreadBlockIO:
 
     def issue_io(self, iocb: Iocb) -> None:
         parts = min(self._threads, len(iocb.contexts))
-        left, lock = [parts], threading.Lock()
+        remaining, lock = [parts], threading.Lock()
 
         def finished() -> None:
             with lock:
-                left[0] -= 1
-                last = left[0] == 0
+                remaining[0] -= 1
+                last = remaining[0] == 0
             if last:
                 self._done.append(iocb)
                 os.eventfd_write(self.event_fd, 1)
@@ -80,22 +80,22 @@ class ThreadBlockIO:
             rows = np.stack(
                 [iocb.contexts.files, iocb.contexts.offsets, iocb.contexts.lengths, iocb.contexts.addresses], axis=1
             )[part::parts]
-            moved = [self._move(iocb.op, *row) for row in rows.tolist()]
-            iocb.results[part::parts] = moved
+            results = [self._move(iocb.op, *row) for row in rows.tolist()]
+            iocb.results[part::parts] = results
         finally:
             finished()
 
     def _move(self, op: Op, file: int, offset: int, length: int, address: int) -> int:
         if op is Op.SYNC:
             return 0 if _libc.fdatasync(self._files[file]) == 0 else -_ffi.errno
-        call, moved = (_libc.pread if op is Op.READ else _libc.pwrite), 0
-        while moved < length:
-            count = int(call(self._files[file], _ffi.cast("void *", address + moved), length - moved, offset + moved))
+        call, done = (_libc.pread if op is Op.READ else _libc.pwrite), 0
+        while done < length:
+            count = int(call(self._files[file], _ffi.cast("void *", address + done), length - done, offset + done))
             if count < 0 and _ffi.errno == errno.EINTR:
                 continue
             if count < 0:
                 return -int(_ffi.errno)
             if count == 0:
                 break
-            moved += count
-        return moved
+            done += count
+        return done

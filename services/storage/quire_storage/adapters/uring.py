@@ -221,8 +221,8 @@ class UringBlockIO:
         self._in_flight -= count
         slots, indices = (rows["user_data"] >> 16).astype(np.int64), (rows["user_data"] & 0xFFFF).astype(np.int64)
         for slot in np.unique(slots).tolist():
-            mine = slots == slot
-            self._complete(slot, indices[mine], rows["res"][mine].astype(np.int64))
+            is_of_slot = slots == slot
+            self._complete(slot, indices[is_of_slot], rows["res"][is_of_slot].astype(np.int64))
 
     def _complete(self, slot: int, indices: npt.NDArray[np.int64], results: npt.NDArray[np.int64]) -> None:
         running = self._slots[slot]
@@ -275,8 +275,8 @@ class UringBlockIO:
         array = sq_off[6] // 4
         self._words[array : array + _SQ_ENTRIES] = np.arange(_SQ_ENTRIES, dtype=np.uint32)
 
-    def _register(self, what: int, argument: npt.NDArray[np.generic], count: int) -> None:
-        number, length = _ffi.cast("unsigned", what), _ffi.cast("unsigned", count)
+    def _register(self, operation: int, argument: npt.NDArray[np.generic], count: int) -> None:
+        number, length = _ffi.cast("unsigned", operation), _ffi.cast("unsigned", count)
         _call(_REGISTER, _ffi.cast("unsigned", self._ring), number, _pointer(argument), length)
 
     def _register_files(self, files: Sequence[int]) -> None:
@@ -303,10 +303,10 @@ class UringBlockIO:
         """Of each context the registered buffer that it lies in; None unless all lie in one."""
         if not len(self._starts):
             return None
-        found = np.searchsorted(self._starts, addresses, side="right") - 1
-        if int(found.min()) < 0 or np.any(addresses + lengths > self._ends[found]):
+        indices = np.searchsorted(self._starts, addresses, side="right") - 1
+        if int(indices.min()) < 0 or np.any(addresses + lengths > self._ends[indices]):
             return None
-        return found
+        return indices
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -36,8 +36,8 @@ class LocalFingerprints:
     async def look(cls, scan: Iterator[list[bytes]], arriving: set[bytes], threads: Executor) -> LocalFingerprints:
         """Collect all keys of `scan`. `arriving`: keys that have arrived since before the scan began."""
         keys, prints = [np.empty((0, KEY_BYTES), np.uint8)], [np.empty(0, np.uint64)]
-        for some in scan:
-            packed = b"".join(some)
+        for part in scan:
+            packed = b"".join(part)
             keys.append(np.frombuffer(packed, dtype=np.uint8).reshape(-1, KEY_BYTES))
             prints.append(_numbers(fingerprints(packed)))
             await asyncio.sleep(0)
@@ -49,18 +49,18 @@ class LocalFingerprints:
             new = self._arriving - self._looked
             self._looked |= new
             self._arrived.update((fingerprint(key), key) for key in new)
-        prints = _numbers(b"".join(each.fingerprint for each in page))
+        prints = _numbers(b"".join(holding.fingerprint for holding in page))
         places = np.searchsorted(self._prints, prints)
-        there = places < len(self._prints)
-        there[there] = self._prints[places[there]] == prints[there]
+        in_range = places < len(self._prints)
+        in_range[in_range] = self._prints[places[in_range]] == prints[in_range]
         return [
-            self._keys[place].tobytes() if known else self._arrived.get(each.fingerprint)
-            for place, known, each in zip(places.tolist(), there.tolist(), page, strict=True)
+            self._keys[place].tobytes() if is_candidate else self._arrived.get(holding.fingerprint)
+            for place, is_candidate, holding in zip(places.tolist(), in_range.tolist(), page, strict=True)
         ]
 
     def unknown(self, page: Sequence[Held]) -> list[Held]:
         """Those that are not here."""
-        return [each for each, key in zip(page, self.keys(page), strict=True) if key is None]
+        return [holding for holding, key in zip(page, self.keys(page), strict=True) if key is None]
 
     def mark(self, keys: Sequence[bytes]) -> None:
         """The index lists these."""

@@ -71,17 +71,17 @@ class HotCopies:
     def read(self, keys: ChunkKeys, ranges: Sequence[ChunkRange], chunk_bytes: int) -> None:
         """These chunks of a request were delivered. `keys`: of the whole request."""
         now_s = self._clock.monotonic_s()
-        for each in ranges:
-            for first, stop in cut(each.first, each.stop, chunk_bytes):
+        for run in ranges:
+            for first, stop in cut(run.first, run.stop, chunk_bytes):
                 self._heat.read(keys.run(first, stop - first), (stop - first) * chunk_bytes, now_s)
 
     async def pull(self, source: Node, keys: ChunkKeys) -> list[int]:
         """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
-        kept = await self._replicator.pull(source, list(keys), Durability.MEMORY)
-        if any(kept):
+        copied = await self._replicator.pull(source, list(keys), Durability.MEMORY)
+        if any(copied):
             self._copies[keys.at(0)] = _Copy(keys, self._clock.monotonic_s())
             self._events.add(1, {"event": "pulled"})
-        return kept
+        return copied
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -106,12 +106,12 @@ class HotCopies:
         if not chunks:
             return
         holders = set((await self._index.locate([chunks[0].record]))[0])
-        others = [node for node in await self._peers.storage_nodes() if node.node_id not in holders]
-        others = [node for node in others if node.node_id != self._config.node_id]
-        if not others:
+        candidates = [node for node in await self._peers.storage_nodes() if node.node_id not in holders]
+        candidates = [node for node in candidates if node.node_id != self._config.node_id]
+        if not candidates:
             return
-        name = claims_by_capacity(others).strongest([hot.keys.at(0)])[0]
-        target = next(node for node in others if node.node_id == name)
+        name = claims_by_capacity(candidates).strongest([hot.keys.at(0)])[0]
+        target = next(node for node in candidates if node.node_id == name)
         try:
             await self._peers.replicate(target, hot.keys, self._me(), hot=True)
         except QuireError as error:
@@ -126,9 +126,9 @@ class HotCopies:
                 copy.wanted_s = now_s
             elif now_s - copy.wanted_s > self._config.hot_idle_s:
                 del self._copies[first]
-                gone = await self._give_up_cold(copy.keys)
+                given_up = await self._give_up_cold(copy.keys)
                 self._events.add(1, {"event": "given up"})
-                logger().info("gave up a copy that is cold", chunks=gone)
+                logger().info("gave up a copy that is cold", chunks=given_up)
 
     async def _give_up_cold(self, keys: ChunkKeys) -> int:
         """Those that another node keeps as durably; what was raised to `replicated` here stays."""
@@ -137,10 +137,10 @@ class HotCopies:
         holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []
         groups: dict[tuple[str, Durability], list[bytes]] = {}
         for header, listed in zip(headers, holders, strict=True):
-            others = sorted(name for name in listed if name not in (self._config.node_id, OBJECT_TIER))
-            if others:
-                groups.setdefault((others[0], header.level), []).append(header.chunk.key)
-        gone = 0
-        for (keeper, level), mine in groups.items():
-            gone += await self._replicator.give_up(mine[::-1], [keeper], level)
-        return gone
+            keepers = sorted(name for name in listed if name not in (self._config.node_id, OBJECT_TIER))
+            if keepers:
+                groups.setdefault((keepers[0], header.level), []).append(header.chunk.key)
+        given_up = 0
+        for (keeper, level), group in groups.items():
+            given_up += await self._replicator.give_up(group[::-1], [keeper], level)
+        return given_up

@@ -41,52 +41,52 @@ class Housekeeping:
             except QuireError as error:
                 logger().warning("policies cannot be carried out now", error=str(error))
 
-    async def _carry_out(self, found: PolicyList) -> None:
-        nodes, book = max(1, found.storage_nodes), self._tiers.residency.namespaces
-        limited = [state for state in found.tenants if state.policy.stored_bytes_max and state.namespaces]
-        alone = {policy.namespace: Group([policy.namespace]) for policy in found.namespaces}
+    async def _carry_out(self, book_: PolicyList) -> None:
+        nodes, book = max(1, book_.storage_nodes), self._tiers.residency.namespaces
+        limited = [state for state in book_.tenants if state.policy.stored_bytes_max and state.namespaces]
+        alone = {policy.namespace: Group([policy.namespace]) for policy in book_.namespaces}
         book.follow({*alone.values(), *(state.namespaces for state in limited)})
-        if wanted := book.wanted:
-            await self._walk(wanted)
-        for policy in found.namespaces:
-            mine = alone[policy.namespace]
+        if unknown := book.wanted:
+            await self._walk(unknown)
+        for policy in book_.namespaces:
+            policies = alone[policy.namespace]
             if policy.ttl_s:
                 cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
-                await self._evict(mine, partial(book.expired, mine, cutoff_ms), "expired")
+                await self._evict(policies, partial(book.expired, policies, cutoff_ms), "expired")
             if policy.quota_bytes:
                 share = policy.quota_bytes // nodes
-                await self._evict(mine, partial(book.excess, mine, share), "over the namespace's quota")
+                await self._evict(policies, partial(book.excess, policies, share), "over the namespace's quota")
         for state in limited:
-            mine, share = state.namespaces, state.chunk_bytes_max // nodes
-            await self._evict(mine, partial(book.excess, mine, share), "over the tenant's quota")
+            policies, share = state.namespaces, state.chunk_bytes_max // nodes
+            await self._evict(policies, partial(book.excess, policies, share), "over the tenant's quota")
 
     async def _evict(self, group: Group, choose: Callable[[], list[bytes]], why: str) -> None:
-        asked, gone, in_vain = 0, 0, 0
+        requested, evicted, in_vain = 0, 0, 0
         while in_vain < _IN_VAIN_MAX and (keys := choose()):
             went = await self._tiers.evict(keys)
-            asked, gone, in_vain = asked + len(keys), gone + went, 0 if went else in_vain + 1
+            requested, evicted, in_vain = requested + len(keys), evicted + went, 0 if went else in_vain + 1
         self._tiers.residency.namespaces.put_back(group)
-        if asked:
-            logger().info("chunks went by a policy", why=why, asked=asked, gone=gone)
+        if requested:
+            logger().info("chunks went by a policy", why=why, asked=requested, gone=evicted)
 
     async def _walk(self, namespaces: frozenset[bytes]) -> None:
         """Add the chunks of these namespaces that are on this node, in steps, while chunks come and go."""
         residency = self._tiers.residency
         book, pool = residency.namespaces, residency.pool
         gc.freeze()  # the garbage collector does not walk the orders as they grow
-        here = residency.off_drives()
-        for first in range(0, len(here), _PART):
-            book.entered([chunk for chunk in here[first : first + _PART] if chunk.key in residency])
+        off_drives = residency.off_drives()
+        for first in range(0, len(off_drives), _PART):
+            book.entered([chunk for chunk in off_drives[first : first + _PART] if chunk.key in residency])
             await asyncio.sleep(0)
         if pool is not None:
             parts = []
             for part in pool.places_of(namespaces):
                 parts.append(part)
                 await asyncio.sleep(0)
-            ages, places = (np.concatenate(each) for each in zip(*parts, strict=True)) if parts else ((), ())
+            ages, places = (np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else ((), ())
             order = await asyncio.get_running_loop().run_in_executor(self._threads, np.argsort, ages)
             for first in range(0, len(order), _PART):  # the last stored first
-                some = np.asarray(places)[order[::-1][first : first + _PART]]
-                book.add(pool.found_at(some.tolist()), residency.__contains__)
+                chosen = np.asarray(places)[order[::-1][first : first + _PART]]
+                book.add(pool.found_at(chosen.tolist()), residency.__contains__)
                 await asyncio.sleep(0)
         book.walked(namespaces)

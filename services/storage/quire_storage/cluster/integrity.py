@@ -80,8 +80,8 @@ class Integrity:
         """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if there are none now."""
         async with self._tiers.pinned([key]) as copies:
             for copy in copies:
-                found = await self._read(copy, from_disk=copy.memory is None)
-                payload = await self.heal(copy) if isinstance(found, Unsound) else found
+                result = await self._read(copy, from_disk=copy.memory is None)
+                payload = await self.heal(copy) if isinstance(result, Unsound) else result
                 return (copy.chunk, payload) if payload is not None else None
         return None
 
@@ -94,9 +94,9 @@ class Integrity:
         """
         task = self._healing.get(copy.number)
         if task is None:
-            waiting = self._quarantined.get(copy.chunk.key)
-            early = waiting is not None and self._clock.monotonic_s() < waiting.retry_at_s
-            if waiting is not None and waiting.place == copy.disk and early:
+            quarantine = self._quarantined.get(copy.chunk.key)
+            early = quarantine is not None and self._clock.monotonic_s() < quarantine.retry_at_s
+            if quarantine is not None and quarantine.place == copy.disk and early:
                 return None
             pinned = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
             task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, pinned))
@@ -108,7 +108,7 @@ class Integrity:
         while True:
             await self._clock.sleep(_RETRY_S)
             now_s = self._clock.monotonic_s()
-            for key in [key for key, waiting in self._quarantined.items() if waiting.retry_at_s <= now_s]:
+            for key in [key for key, quarantine in self._quarantined.items() if quarantine.retry_at_s <= now_s]:
                 if key not in self._tiers.residency:
                     self._quarantined.pop(key, None)  # dropped meanwhile, or its drive was retired
                     continue
@@ -146,7 +146,7 @@ class Integrity:
         key = copy.chunk.key
         try:
             places = {from_disk: await self._read(copy, from_disk=from_disk) for from_disk in (False, True)}
-            wrong = {from_disk for from_disk, found in places.items() if found is Unsound.CORRUPT}
+            wrong = {from_disk for from_disk, result in places.items() if result is Unsound.CORRUPT}
             unreadable = places[True] is Unsound.UNREADABLE
             if wrong:
                 self.corrupt += 1
@@ -155,7 +155,7 @@ class Integrity:
                 logger().error(
                     "a chunk does not match its checksums", key=key.hex(), in_memory=False in wrong, drive=drive
                 )
-            payload = next((found for found in places.values() if not isinstance(found, Unsound)), None)
+            payload = next((result for result in places.values() if not isinstance(result, Unsound)), None)
             if payload is None:
                 payload = await self._from_others(copy.chunk)
             if payload is not None:
@@ -189,10 +189,10 @@ class Integrity:
 
     def _quarantine(self, copy: Copy) -> None:
         """Keep it and its header, and try again later, each time after a longer pause. Look-ups do not promise it."""
-        before = self._quarantined.get(copy.chunk.key)
-        if before is None:
+        previous = self._quarantined.get(copy.chunk.key)
+        if previous is None:
             self._tiers.hide(copy)
-        pause_s = min(2 * before.pause_s, _RETRY_S_MAX) if before is not None else _RETRY_S
+        pause_s = min(2 * previous.pause_s, _RETRY_S_MAX) if previous is not None else _RETRY_S
         self._quarantined[copy.chunk.key] = _Quarantine(copy.disk, self._clock.monotonic_s() + pause_s, pause_s)
         drive = copy.disk.drive if copy.disk is not None else None
         logger().warning("a chunk cannot be read", key=copy.chunk.key.hex(), drive=drive, retry_after_s=pause_s)
@@ -206,9 +206,9 @@ class Integrity:
         if copy.memory is not None:
             slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
             for at, row in zip(slices.tolist(), payload, strict=True):
-                here = arena.view[at : at + chunk.slice_bytes]
-                if not np.array_equal(here, row):
-                    here[:] = row
+                target = arena.view[at : at + chunk.slice_bytes]
+                if not np.array_equal(target, row):
+                    target[:] = row
         if copy.disk is not None:
             try:
                 await self._put_right_on_drive(copy, payload)
@@ -268,10 +268,10 @@ class Integrity:
         """Layers [first, stop) that fit a block together, with a source whose addresses count from its start."""
         assert self._tiers.pool is not None, "what is on a drive is in the pool"
         chunk, room = copy.chunk, copy.chunk.shape.slice_room
-        most = max(1, self._tiers.arena.block_bytes // room)
-        for first in range(0, chunk.num_layers, most):
+        limit = max(1, self._tiers.arena.block_bytes // room)
+        for first in range(0, chunk.num_layers, limit):
             addresses, strides = np.array([-first * room]), np.array([room])
-            yield first, min(chunk.num_layers, first + most), self._tiers.pool.striped([copy], addresses, strides)
+            yield first, min(chunk.num_layers, first + limit), self._tiers.pool.striped([copy], addresses, strides)
 
     async def _matches(self, chunk: Chunk, payload: Bytes) -> bool:
         if payload.shape != (chunk.num_layers, chunk.slice_bytes):

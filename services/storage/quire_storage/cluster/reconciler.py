@@ -126,34 +126,36 @@ class Reconciler:
 
     def _is_different(self, listed: Listing) -> bool:
         residency = self._tiers.residency
-        mine = residency.listed_count, residency.listed_digest
-        return (listed.count, listed.digest) != mine or listed.changes < self._registry.changes
+        own_listing = residency.listed_count, residency.listed_digest
+        return (listed.count, listed.digest) != own_listing or listed.changes < self._registry.changes
 
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         residency = self._tiers.residency
         dropped = await self._carry_out_drops()
-        withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
+        withdrawn, unlisted_prints, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
         with residency.arriving() as arriving:
-            here = await LocalFingerprints.look(residency.scan(), arriving, self._threads)
-            async for page in self._registry.holdings(here.unknown):
+            local = await LocalFingerprints.look(residency.scan(), arriving, self._threads)
+            async for page in self._registry.holdings(local.unknown):
                 for first in range(0, len(page), _BATCH):
-                    some = page[first : first + _BATCH]
-                    keys = here.keys(some)
+                    batch = page[first : first + _BATCH]
+                    keys = local.keys(batch)
                     withdrawn += keys.count(None)
-                    pairs = zip(some, keys, strict=True)
-                    here.mark([key for each, key in pairs if key and residency.generation(key) == each.generation])
+                    pairs = zip(batch, keys, strict=True)
+                    local.mark(
+                        [key for holding, key in pairs if key and residency.generation(key) == holding.generation]
+                    )
                     await asyncio.sleep(0)
-            for unlisted in here.unmarked():  # chunks that arrive meanwhile are registered by their stores
+            for unlisted in local.unmarked():  # chunks that arrive meanwhile are registered by their stores
                 aged = [(key, age) for key in unlisted if (age := residency.age(key)) is not None]
-                missing += b"".join(key for key, _ in aged)
+                unlisted_prints += b"".join(key for key, _ in aged)
                 ages.extend(age for _, age in aged)
                 await asyncio.sleep(0)
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
-        if await self._was_lost(_keys(missing, range(len(ages)))):
+        if await self._was_lost(_keys(unlisted_prints, range(len(ages)))):
             await self._registry.damaged()
         self._offered = False
-        await self._queue(missing, await self._parents_first(ages))
+        await self._queue(unlisted_prints, await self._parents_first(ages))
         self._more.set()
         if not self._registering:
             self._registering = True
@@ -174,13 +176,13 @@ class Reconciler:
             await self._registry.settle_drops(page)
         return dropped
 
-    async def _queue(self, missing: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
+    async def _queue(self, unlisted: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
         """Each with the generation that it had: that of a listing which the index lost. What an earlier comparison
         found, and is still to be registered, is among these.
         """
         self._unlisted.clear()
         for part in parts:
-            keys = _keys(missing, part.tolist())
+            keys = _keys(unlisted, part.tolist())
             self._unlisted.extend((key, self._tiers.residency.generation(key)) for key in keys)
             await asyncio.sleep(0)
 
@@ -206,16 +208,16 @@ class Reconciler:
 
     async def _believed(self, keys: Iterable[bytes]) -> list[ChunkRecord]:
         """Some of these chunks that this node believes to be listed."""
-        found = []
+        confirmed = []
         for at, key in enumerate(keys):
-            known = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
-            if known is not None:
-                found.append(known[0].chunk.record)
-            if len(found) == _BATCH:
+            listing = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
+            if listing is not None:
+                confirmed.append(listing[0].chunk.record)
+            if len(confirmed) == _BATCH:
                 break
             if at % _BATCH == 0:
                 await asyncio.sleep(0)
-        return found
+        return confirmed
 
     async def _register(self) -> None:
         """Parents may be on nodes that are still coming up: try again, ever less often. Comparisons go on beside it."""
@@ -223,15 +225,17 @@ class Reconciler:
         try:
             while self._unlisted:
                 self._more.clear()
-                left, settled = len(self._unlisted), 0
-                while left > 0 and self._unlisted:
-                    some = [self._unlisted.popleft() for _ in range(min(left, len(self._unlisted), _BATCH))]
-                    left -= len(some)
-                    now = [(key, self._generation(key), lost) for key, lost in some]
-                    await self._register_some([key for key, has, lost in now if has is not None and has in (0, lost)])
-                    again = [key for key, _ in some if self._generation(key) == 0]
-                    settled += len(some) - len(again)
-                    self._unlisted.extend((key, 0) for key in again)
+                remaining, settled = len(self._unlisted), 0
+                while remaining > 0 and self._unlisted:
+                    batch = [self._unlisted.popleft() for _ in range(min(remaining, len(self._unlisted), _BATCH))]
+                    remaining -= len(batch)
+                    states = [(key, self._generation(key), generation) for key, generation in batch]
+                    await self._register_some(
+                        [key for key, has, generation in states if has is not None and has in (0, generation)]
+                    )
+                    failed = [key for key, _ in batch if self._generation(key) == 0]
+                    settled += len(batch) - len(failed)
+                    self._unlisted.extend((key, 0) for key in failed)
                 self._offered = True
                 pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
                 if self._unlisted and not self._more.is_set():
@@ -252,10 +256,10 @@ class Reconciler:
         """This node was chosen to tell the index what lies in the object tier."""
         assert self._tiers.objects is not None, "on_news() looked"
         try:
-            found = [record async for record in self._tiers.objects.records()]
-            registered = await self._registry.register_objects(parents_first(found))
+            records = [record async for record in self._tiers.objects.records()]
+            registered = await self._registry.register_objects(parents_first(records))
             await self._registry.rebuilt(token)
-            logger().info("the index was told what lies in the object tier", objects=len(found), listed=registered)
+            logger().info("the index was told what lies in the object tier", objects=len(records), listed=registered)
         except QuireError as error:
             logger().warning("the index could not be rebuilt from the object tier", error=str(error))
         finally:
@@ -266,11 +270,11 @@ def _keys(packed: bytearray, places: Iterable[int]) -> Iterator[bytes]:
     return (bytes(packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]) for at in places)
 
 
-def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
+def parents_first(records: list[ChunkRecord]) -> list[ChunkRecord]:
     """The records so ordered that none comes before its parent."""
-    by_key = {record.key: record for record in found}
+    by_key = {record.key: record for record in records}
     ordered: dict[bytes, ChunkRecord] = {}
-    for record in found:
+    for record in records:
         chain: list[ChunkRecord] = []
         at: ChunkRecord | None = record
         while at is not None and at.key not in ordered and at not in chain[-1:]:
@@ -278,6 +282,6 @@ def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
             at = by_key.get(at.parent)
             if len(chain) > len(by_key):
                 break  # a cycle: no such chain was ever stored
-        for each in reversed(chain):
-            ordered.setdefault(each.key, each)
+        for ancestor in reversed(chain):
+            ordered.setdefault(ancestor.key, ancestor)
     return list(ordered.values())

@@ -65,9 +65,9 @@ async def open_when_redundant(gate: Gate, me: str, peers: Peers, progress: Progr
         except QuireError as error:
             gate.why = f"the orchestrator does not say what others have: {error}"
             continue
-        waiting = unready(nodes, me)
-        where = ", ".join(waiting[:_TOLD_MAX])
-        gate.why = f"replicas are missing, or not checked since a node came or went, at {where}" if waiting else ""
+        names = unready(nodes, me)
+        where = ", ".join(names[:_TOLD_MAX])
+        gate.why = f"replicas are missing, or not checked since a node came or went, at {where}" if names else ""
     logger().info("redundant: a roll may go on")
 
 
@@ -77,11 +77,11 @@ def unready(nodes: Iterable[Node], me: str) -> list[str]:
     Nodes that keep no replicas do not say anything of them; nor do those of a release before, which are waited for.
     """
     nodes = list(nodes)
-    wanted = digest(map(start_of, nodes))
-    missing = [] if any(node.node_id == me for node in nodes) else [me]
-    return missing + [node.node_id for node in nodes if _checked(node, wanted) != wanted]
+    expected = digest(map(start_of, nodes))
+    absent = [] if any(node.node_id == me for node in nodes) else [me]
+    return absent + [node.node_id for node in nodes if _checked(node, expected) != expected]
 
 
-def _checked(node: Node, wanted: str) -> str:
+def _checked(node: Node, expected: str) -> str:
     """What a node says of its replicas. One that says nothing keeps none, or is of a release before."""
-    return node.notes.get(CHECKED_AMONG, wanted if node.protocol_version >= _SAYS else NOT_YET)
+    return node.notes.get(CHECKED_AMONG, expected if node.protocol_version >= _SAYS else NOT_YET)

@@ -39,49 +39,51 @@ class Registry:
         """Whether a report was not answered: the index may have counted it, and would lose as much unnoticed."""
 
     async def registering(
-        self, wanted: Sequence[ChunkRecord], *, patient: bool = True, fresh: int = 0
+        self, records: Sequence[ChunkRecord], *, patient: bool = True, fresh: int = 0
     ) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed; `fresh`: of those that are new.
 
         A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. Meanwhile the index
         is asked for those alone that wait for another node, and not for what lies behind them here.
         """
-        waiting, deadline_s = list(wanted), self._clock.monotonic_s() + self._timeout_s
-        pause_s, asked = _RETRY_S, waiting
-        while waiting:
+        unregistered, deadline_s = list(records), self._clock.monotonic_s() + self._timeout_s
+        pause_s, batch = _RETRY_S, unregistered
+        while unregistered:
             indexed: dict[bytes, int] = {}
-            for first in range(0, len(asked), _BATCH_CHUNKS):
-                part = asked[first : first + _BATCH_CHUNKS]
+            for first in range(0, len(batch), _BATCH_CHUNKS):
+                part = batch[first : first + _BATCH_CHUNKS]
                 async with self._operation():
                     generations = await self._index.commit(self._node_id, part, reporter=self._node_id, fresh=fresh)
                     self.changes += 1
-                indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
+                indexed |= {
+                    record.key: generation for record, generation in zip(part, generations, strict=True) if generation
+                }
             fresh = 0  # an entry that ended since must not come back under the same generation
             yield indexed
-            waiting = [record for record in waiting if record.key not in indexed]
-            if not waiting or not patient or self._clock.monotonic_s() > deadline_s:
+            unregistered = [record for record in unregistered if record.key not in indexed]
+            if not unregistered or not patient or self._clock.monotonic_s() > deadline_s:
                 return
             if indexed:
-                asked, pause_s = waiting, _RETRY_S
+                batch, pause_s = unregistered, _RETRY_S
             else:
-                behind = {record.key for record in waiting}
-                asked = [record for record in waiting if record.parent not in behind]
+                unregistered_keys = {record.key for record in unregistered}
+                batch = [record for record in unregistered if record.parent not in unregistered_keys]
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
-    async def withdraw(self, lost: Sequence[ChunkRecord], holder: str = "") -> None:
+    async def withdraw(self, records: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.
 
         What the index does not hear now it hears when they are asked for in vain, or when both are compared.
         """
-        if not lost:
+        if not records:
             return
         try:
             async with self._operation():
-                await self._index.withdraw(holder or self._node_id, lost, reporter=self._node_id)
+                await self._index.withdraw(holder or self._node_id, records, reporter=self._node_id)
                 self.changes += 1
         except QuireError as error:
-            logger().warning("lost chunks could not be withdrawn", chunks=len(lost), error=str(error))
+            logger().warning("lost chunks could not be withdrawn", chunks=len(records), error=str(error))
 
     async def may_go(self, chunks: Sequence[ChunkRecord]) -> set[bytes]:
         """Take last copies, deepest first, out of the index; the keys that are out. None while it does not answer."""
@@ -112,12 +114,12 @@ class Registry:
 
     async def drops(self) -> AsyncIterator[list[Drop]]:
         """What this node is to drop, page by page. What it does not settle it is told again."""
-        cursor, more = 0, True
-        while more:
+        cursor, unfinished = 0, True
+        while unfinished:
             page, cursor = await self._index.drops(self._node_id, cursor)
             if page:
                 yield page
-            more = cursor != 0
+            unfinished = cursor != 0
 
     async def settle_drops(self, drops: Sequence[Drop]) -> None:
         """These are carried out."""
@@ -127,8 +129,8 @@ class Registry:
         """Generations of the index entries that list this node, by key; those alone that do."""
         if not records:
             return {}
-        found = await self._index.generations(self._node_id, records)
-        return {record.key: generation for record, generation in zip(records, found, strict=True) if generation}
+        generations = await self._index.generations(self._node_id, records)
+        return {record.key: generation for record, generation in zip(records, generations, strict=True) if generation}
 
     # ---- comparing
 
@@ -158,22 +160,22 @@ class Registry:
         """Everything that the index lists for this node, page by page. `unknown` says which of these are not here: they
         are withdrawn, while nothing else is under way from this node to the index.
         """
-        cursor, more = 0, True
-        while more:
-            page, after = await self._index.holdings(self._node_id, cursor)
+        cursor, unfinished = 0, True
+        while unfinished:
+            page, next_cursor = await self._index.holdings(self._node_id, cursor)
             if unknown(page):
                 async with self.quiet():
-                    page, after = await self._index.holdings(self._node_id, cursor)
-                    if gone := unknown(page):
-                        await self._index.withdraw_held(self._node_id, gone)
+                    page, next_cursor = await self._index.holdings(self._node_id, cursor)
+                    if unknown_here := unknown(page):
+                        await self._index.withdraw_held(self._node_id, unknown_here)
                         self.changes += 1
             yield page
-            cursor, more = after, after != 0
+            cursor, unfinished = next_cursor, next_cursor != 0
 
     async def unlisted(self, records: Sequence[ChunkRecord]) -> list[bytes]:
         """Keys of those for which this node is not listed."""
         holders = await self._index.locate(records)
-        return [each.key for each, names in zip(records, holders, strict=True) if self._node_id not in names]
+        return [record.key for record, names in zip(records, holders, strict=True) if self._node_id not in names]
 
     async def damaged(self) -> None:
         """The index differs from what it acknowledged: the object tier has to be compared with it too."""

@@ -104,15 +104,15 @@ class Replicator:
         """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each a mark:
         `LACKED`, `KEPT` if it was here before, or `COPIED`.
         """
-        missing = [key for key in keys if self._tiers.find(key) is None]
+        absent = [key for key in keys if self._tiers.find(key) is None]
         listed: set[bytes] = set()
-        for first in range(0, len(missing), _BATCH_CHUNKS):
-            listed |= await self._pull_some(source, missing[first : first + _BATCH_CHUNKS], level)
-        here = [key for key in keys if key not in listed]
+        for first in range(0, len(absent), _BATCH_CHUNKS):
+            listed |= await self._pull_some(source, absent[first : first + _BATCH_CHUNKS], level)
+        unlisted = [key for key in keys if key not in listed]
         if level is not Durability.MEMORY:
-            here = await self._tiers.raise_level(here, level)
-        listed |= await self._tiers.reregister(here)
-        copied = set(missing)
+            unlisted = await self._tiers.raise_level(unlisted, level)
+        listed |= await self._tiers.reregister(unlisted)
+        copied = set(absent)
         return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in keys]
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -133,19 +133,19 @@ class Replicator:
         chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
-        left, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
-        for target in await self._candidates(left, already):
+        unsafe, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
+        for target in await self._candidates(unsafe, already):
             try:
-                marks = await self._peers.replicate(target, ChunkKeys(b"".join(left)), self._me())
+                marks = await self._peers.replicate(target, ChunkKeys(b"".join(unsafe)), self._me())
             except QuireError as error:
                 logger().warning("a node took no replicas", node=target.node_id, error=str(error))
                 continue
-            kept = {key for key, mark in zip(left, marks, strict=True) if mark != LACKED}
-            copied |= {key for key, mark in zip(left, marks, strict=True) if mark == COPIED}
-            self._elsewhere |= dict.fromkeys(kept, redundancy.start_of(target))
-            safe |= kept
-            left = [key for key in left if key not in safe]
-            if not left:
+            present = {key for key, mark in zip(unsafe, marks, strict=True) if mark != LACKED}
+            copied |= {key for key, mark in zip(unsafe, marks, strict=True) if mark == COPIED}
+            self._elsewhere |= dict.fromkeys(present, redundancy.start_of(target))
+            safe |= present
+            unsafe = [key for key in unsafe if key not in safe]
+            if not unsafe:
                 break
         return safe, sum(chunk.bytes for chunk in chunks if chunk.record.key in copied)
 
@@ -157,9 +157,9 @@ class Replicator:
         except QuireError as error:
             logger().warning("the index does not say where other copies are", error=str(error))
             holders, nodes = (), {}
-        here = self._me().location
-        others = [nodes[name] for name in holders if name in nodes and name != self._config.node_id]
-        for node in sorted(others, key=lambda node: here.distance(node.location)):
+        location = self._me().location
+        sources = [nodes[name] for name in holders if name in nodes and name != self._config.node_id]
+        for node in sorted(sources, key=lambda node: location.distance(node.location)):
             async for _, payload in self.fetch(node, [chunk.record.key]):
                 yield payload
         if self._tiers.objects is not None:
@@ -224,20 +224,20 @@ class Replicator:
             batch = keys[first : first + _BATCH_CHUNKS]
             part = [key for key in batch if key not in self._spreading]
             safe, copied_bytes = await self._spread_marked(part)
-            left = self._tiers.find_all([key for key in part if key not in safe])
+            unsafe = self._tiers.find_all([key for key in part if key not in safe])
             self._pending -= len(batch)
-            self._alone.update(chunk.record.key for chunk in left)
+            self._alone.update(chunk.record.key for chunk in unsafe)
             await self._clock.sleep(copied_bytes / self._config.replication_bytes_per_s)
         return not self._alone
 
     async def _without_copy(self, nodes: set[_Start]) -> list[bytes]:
-        found: list[bytes] = []
+        single: list[bytes] = []
         for at, key in enumerate(list(self._tiers.residency.replicated)):
             if self._elsewhere.get(key) not in nodes:
-                found.append(key)
+                single.append(key)
             if at % _SLICE_CHUNKS == 0:
                 await asyncio.sleep(0)
-        return found
+        return single
 
     async def _patrol(self) -> None:
         """Look at the next replicated chunks: spread those that no other node has, give up copies beyond the second."""
@@ -255,9 +255,9 @@ class Replicator:
         zones = {node.node_id: node.location.zone for node in nodes}
         for chunk, listed in zip(chunks, holders, strict=True):
             keepers = keepers_of(chunk.key, listed, zones)
-            others = [starts[name] for name in keepers if name != me and name in starts]
-            if others:
-                self._elsewhere[chunk.key] = others[0]
+            peers = [starts[name] for name in keepers if name != me and name in starts]
+            if peers:
+                self._elsewhere[chunk.key] = peers[0]
             else:
                 self._elsewhere.pop(chunk.key, None)
             if keepers == (me,) and chunk.key not in self._spreading:
@@ -268,11 +268,11 @@ class Replicator:
         for first in range(0, len(alone), _BATCH_CHUNKS):
             batch = alone[first : first + _BATCH_CHUNKS]
             safe = await self.spread(batch)
-            left = self._tiers.find_all([key for key in batch if key not in safe])
-            self._alone.update(chunk.record.key for chunk in left)
+            unsafe = self._tiers.find_all([key for key in batch if key not in safe])
+            self._alone.update(chunk.record.key for chunk in unsafe)
         for keepers, keys in surplus.items():
-            gone = await self.give_up(keys, keepers, Durability.REPLICATED)
-            logger().info("gave up copies beyond the second", chunks=gone)
+            given_up = await self.give_up(keys, keepers, Durability.REPLICATED)
+            logger().info("gave up copies beyond the second", chunks=given_up)
 
     async def give_up(self, keys: Sequence[bytes], keepers: Sequence[str], level: Durability) -> int:
         """Let copies go that others keep; how many went. The one rule for giving up a copy:
@@ -284,9 +284,9 @@ class Replicator:
         nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
         safe = set(keys) if keepers and all(name in nodes for name in keepers) else set()
         for name in keepers:
-            left = [key for key in keys if key in safe]
-            if left:
-                safe &= await self._confirmed(nodes[name], left, level)
+            confirmed = [key for key in keys if key in safe]
+            if confirmed:
+                safe &= await self._confirmed(nodes[name], confirmed, level)
         return await self._tiers.evict([key for key in keys if key in safe], keepers=keepers, level=level)
 
     async def _confirmed(self, keeper: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
@@ -295,7 +295,7 @@ class Replicator:
             sound = [raw for raw in await self._peers.describe(keeper, packed) if sound_header(raw) is not None]
             return {unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.key for raw in sound}
         marks = await self._peers.replicate(keeper, packed, self._me())
-        return {key for key, kept in zip(keys, marks, strict=True) if kept}
+        return {key for key, is_kept in zip(keys, marks, strict=True) if is_kept}
 
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
         """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""
@@ -368,13 +368,13 @@ def keepers_of(key: bytes, holders: Sequence[str], zones: Mapping[str, str]) -> 
     """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same; in several
     zones where they are. `zones`: of the nodes that are alive, by name.
     """
-    left = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
-    kept: list[str] = []
-    while left and len(kept) < COPIES:
-        taken = {zones.get(name) for name in kept}
-        kept.append(next((name for name in left if zones.get(name) not in taken), left[0]))
-        left.remove(kept[-1])
-    return tuple(kept)
+    names = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
+    keepers: list[str] = []
+    while names and len(keepers) < COPIES:
+        taken = {zones.get(name) for name in keepers}
+        keepers.append(next((name for name in names if zones.get(name) not in taken), names[0]))
+        names.remove(keepers[-1])
+    return tuple(keepers)
 
 
 def _claim(key: bytes, node_id: str) -> bytes:

@@ -60,10 +60,10 @@ class Chunk:
     def bytes(self) -> int:
         return self.num_layers * self.slice_bytes
 
-    def same_content(self, other: Chunk) -> bool:
+    def same_content(self, chunk: Chunk) -> bool:
         """Equal by shape and checksums."""
-        return (self.num_layers, self.slice_bytes) == (other.num_layers, other.slice_bytes) and bool(
-            np.array_equal(self.checksums, other.checksums)
+        return (self.num_layers, self.slice_bytes) == (chunk.num_layers, chunk.slice_bytes) and bool(
+            np.array_equal(self.checksums, chunk.checksums)
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:

@@ -21,9 +21,9 @@ class ErrorBudget:
 
     def failed(self, drive: int, now_s: float) -> bool:
         """Record a failed read; whether the drive is over its budget."""
-        seconds, now = self._seconds.setdefault(drive, deque()), int(now_s)
-        if not seconds or seconds[-1] != now:
-            seconds.append(now)
-        while seconds[0] <= now - WINDOW_S:
+        seconds, second = self._seconds.setdefault(drive, deque()), int(now_s)
+        if not seconds or seconds[-1] != second:
+            seconds.append(second)
+        while seconds[0] <= second - WINDOW_S:
             seconds.popleft()
         return len(seconds) > self._error_s_max

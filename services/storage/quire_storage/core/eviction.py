@@ -35,7 +35,7 @@ class Evictor(Protocol):
     def remove(self, key: bytes) -> None:
         """A chunk is gone for another reason; one that is not in is ignored."""
 
-    def evict(self, kept: Kept) -> bytes | None:
+    def evict(self, is_kept: Kept) -> bytes | None:
         """Take out the next one for which not `kept(key)`; None if there is none.
 
         One that is kept is set aside until it is touched or released, so that each is looked at once.
@@ -86,9 +86,9 @@ class Forest:
         entry = self.entries.pop(key)
         self.used_bytes -= entry.size
         if entry.parent:
-            left = self._children[entry.parent] - 1
-            if left:
-                self._children[entry.parent] = left
+            remaining = self._children[entry.parent] - 1
+            if remaining:
+                self._children[entry.parent] = remaining
             else:
                 del self._children[entry.parent]
         return entry
@@ -116,8 +116,8 @@ class LeafArc(Forest):
         back_in = 0 if key in once else 1 if key in often else None
         if back_in is not None:
             step = size * max(1.0, len(self._gone[1 - back_in]) / len(self._gone[back_in]))
-            moved = self._target_bytes + (step if back_in == 0 else -step)
-            self._target_bytes = min(float(self._capacity_bytes), max(0.0, moved))
+            target = self._target_bytes + (step if back_in == 0 else -step)
+            self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
             self._gone_bytes[back_in] -= self._gone[back_in].pop(key)
         self.enter(key, Entry(parent, size, back_in is not None))
         self._lists[back_in is not None][key] = None
@@ -137,9 +137,9 @@ class LeafArc(Forest):
     def release(self, key: bytes) -> None:
         if key in self._aside:
             del self._aside[key]
-            mine = self._lists[self.entries[key].often]
-            mine[key] = None
-            mine.move_to_end(key, last=False)
+            keys = self._lists[self.entries[key].often]
+            keys[key] = None
+            keys.move_to_end(key, last=False)
 
     @property
     def aside(self) -> Collection[bytes]:
@@ -169,20 +169,20 @@ class LeafArc(Forest):
             if entry.parent and self.is_leaf(entry.parent):
                 self.release(entry.parent)
 
-    def evict(self, kept: Kept) -> bytes | None:
-        key = self.victim(kept)
+    def evict(self, is_kept: Kept) -> bytes | None:
+        key = self.victim(is_kept)
         if key is not None:
             self.evicted(key)
         return key
 
-    def victim(self, kept: Kept) -> bytes | None:
+    def victim(self, is_kept: Kept) -> bytes | None:
         """The one that `evict` would take out."""
         first = 0 if self._bytes[0] > self._target_bytes else 1
         for which in (first, 1 - first):
-            mine = self._lists[which]
-            while mine:
-                key = next(iter(mine))
-                if not kept(key) and (not self._leaves_only or self.is_leaf(key)):
+            keys = self._lists[which]
+            while keys:
+                key = next(iter(keys))
+                if not is_kept(key) and (not self._leaves_only or self.is_leaf(key)):
                     return key
                 self.set_aside(key)
         return None
@@ -206,8 +206,8 @@ class LeafArc(Forest):
             del self._lists[entry.often][key]
 
     def _remember(self, which: int, key: bytes, size: int) -> None:
-        gone = self._gone[which]
-        gone[key] = size
+        ghosts = self._gone[which]
+        ghosts[key] = size
         self._gone_bytes[which] += size
         while self._gone_bytes[which] > self._capacity_bytes:
-            self._gone_bytes[which] -= gone.popitem(last=False)[1]
+            self._gone_bytes[which] -= ghosts.popitem(last=False)[1]

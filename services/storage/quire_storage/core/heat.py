@@ -55,16 +55,16 @@ class Heat:
         """Consecutive chunks of one range were read, `size` bytes in all."""
         self._total.add(size, now_s)
         first, packed = keys.at(0), keys.packed
-        found = self._ranges.pop(first, None)
-        if found is None:
-            found = _Range(packed, float(len(keys)), _Mean())
-        elif found.keys != packed:
-            found.common += (_common(found.keys, packed) - found.common) / 4
-            found.keys = packed
+        range_ = self._ranges.pop(first, None)
+        if range_ is None:
+            range_ = _Range(packed, float(len(keys)), _Mean())
+        elif range_.keys != packed:
+            range_.common += (_common(range_.keys, packed) - range_.common) / 4
+            range_.keys = packed
         else:
-            found.common += (len(keys) - found.common) / 4
-        found.mean.add(size, now_s)
-        self._ranges[first] = found
+            range_.common += (len(keys) - range_.common) / 4
+        range_.mean.add(size, now_s)
+        self._ranges[first] = range_
         if len(self._ranges) > _RANGES_MAX:
             self._ranges.popitem(last=False)
 
@@ -74,25 +74,25 @@ class Heat:
 
     def of(self, first: bytes, now_s: float) -> float:
         """Bytes a second of the range with that first chunk."""
-        found = self._ranges.get(first)
-        return found.mean.now(now_s) if found is not None else 0.0
+        range_ = self._ranges.get(first)
+        return range_.mean.now(now_s) if range_ is not None else 0.0
 
     def above(self, bytes_per_s: float, now_s: float) -> list[Hot]:
         """Ranges that are read faster, the fastest first; of each what most of its readers read."""
         hot = [
-            Hot(ChunkKeys(each.keys[: KEY_BYTES * max(1, round(each.common))]), each.mean.now(now_s))
-            for each in self._ranges.values()
-            if each.mean.now(now_s) > bytes_per_s
+            Hot(ChunkKeys(range_.keys[: KEY_BYTES * max(1, round(range_.common))]), range_.mean.now(now_s))
+            for range_ in self._ranges.values()
+            if range_.mean.now(now_s) > bytes_per_s
         ]
-        return sorted(hot, key=lambda each: -each.bytes_per_s)
+        return sorted(hot, key=lambda range_: -range_.bytes_per_s)
 
 
-def _common(one: bytes, other: bytes) -> int:
+def _common(first: bytes, second: bytes) -> int:
     """Keys from the start on that are the same."""
-    low, high = 0, min(len(one), len(other)) // KEY_BYTES
+    low, high = 0, min(len(first), len(second)) // KEY_BYTES
     while low < high:
         middle = (low + high + 1) // 2
-        if one[: middle * KEY_BYTES] == other[: middle * KEY_BYTES]:
+        if first[: middle * KEY_BYTES] == second[: middle * KEY_BYTES]:
             low = middle
         else:
             high = middle - 1

@@ -144,15 +144,15 @@ class _Followed:
                 self.by_age.release(parent)
                 self.by_use.release(parent)
 
-    def first(self, order: _Order, wanted: Callable[[bytes, int], bool]) -> list[bytes]:
+    def first(self, order: _Order, is_wanted: Callable[[bytes, int], bool]) -> list[bytes]:
         """Take some keys from the front of `order`, children before parents; no other chunk here extends them.
 
-        They have no turn again until `put_back`. `wanted`: key, and bytes chosen before.
+        They have no turn again until `put_back`. `is_wanted`: key, and bytes chosen before.
         """
         chosen, size, going = list[bytes](), 0, Counter[bytes]()
         for _ in range(_LOOKS_MAX):
             key = order.next.first()
-            if key is None or len(chosen) == _CHOSEN_MAX or not wanted(key, size):
+            if key is None or len(chosen) == _CHOSEN_MAX or not is_wanted(key, size):
                 break
             order.next.remove(key)
             if self.extended[key] > going[key]:
@@ -177,71 +177,75 @@ class NamespaceBook:
 
     def follow(self, groups: Iterable[Group]) -> None:
         """Follow exactly these groups. A group that has gained a namespace keeps what is known of it."""
-        before, self._followed, self._of = self._followed, {}, {}
-        for group in sorted(groups, key=lambda each: each not in before):
-            base = max((each for each in before if each <= group), key=len, default=Group())
-            mine = before.pop(base) if base else _Followed()
-            mine.unknown |= group - base
-            self._followed[group] = mine
+        previous, self._followed, self._of = self._followed, {}, {}
+        for group in sorted(groups, key=lambda group_: group_ not in previous):
+            base = max((group_ for group_ in previous if group_ <= group), key=len, default=Group())
+            followed = previous.pop(base) if base else _Followed()
+            followed.unknown |= group - base
+            self._followed[group] = followed
             for namespace in group:
-                self._of.setdefault(namespace, []).append(mine)
+                self._of.setdefault(namespace, []).append(followed)
 
     @property
     def wanted(self) -> frozenset[bytes]:
         """Namespaces whose chunks on this node have not been added yet."""
-        return frozenset(namespace for mine in self._followed.values() for namespace in mine.unknown)
+        return frozenset(namespace for followed in self._followed.values() for namespace in followed.unknown)
 
-    def add(self, found: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
+    def add(self, chunks: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
         """Of wanted namespaces what was here before they were followed; the last stored first. What has come since, or
         has gone, stays as it is.
         """
-        for each in found:
-            for mine in self._of.get(each.namespace, ()):
-                if each.namespace in mine.unknown and each.key not in mine.about and is_here(each.key):
-                    mine.enter(each.key, each.parent, each.size, each.stored_ms)
-                    mine.by_age.next.put_first(each.key)
-                    mine.by_use.next.put_first(each.key)
+        for chunk in chunks:
+            for followed in self._of.get(chunk.namespace, ()):
+                if chunk.namespace in followed.unknown and chunk.key not in followed.about and is_here(chunk.key):
+                    followed.enter(chunk.key, chunk.parent, chunk.size, chunk.stored_ms)
+                    followed.by_age.next.put_first(chunk.key)
+                    followed.by_use.next.put_first(chunk.key)
 
     def walked(self, namespaces: Iterable[bytes]) -> None:
         """All chunks of these namespaces have been added."""
-        for mine in self._followed.values():
-            mine.unknown.difference_update(namespaces)
+        for followed in self._followed.values():
+            followed.unknown.difference_update(namespaces)
 
     def entered(self, chunks: Sequence[Chunk]) -> None:
         """Chunks are here, parents before children."""
         for chunk in chunks:
-            for mine in self._of.get(chunk.namespace, ()):
-                if chunk.key not in mine.about:
-                    mine.enter(chunk.key, chunk.record.parent, chunk.shape.slot_bytes, chunk.stored_ms)
-                    mine.by_age.next.put_last(chunk.key)
-                    mine.by_use.next.put_last(chunk.key)
+            for followed in self._of.get(chunk.namespace, ()):
+                if chunk.key not in followed.about:
+                    followed.enter(chunk.key, chunk.record.parent, chunk.shape.slot_bytes, chunk.stored_ms)
+                    followed.by_age.next.put_last(chunk.key)
+                    followed.by_use.next.put_last(chunk.key)
 
     def used(self, chunk: Chunk) -> None:
         """A chunk was read: it goes last in the order of use."""
-        for mine in self._of.get(chunk.namespace, ()):
-            if chunk.key in mine.by_use.next:
-                mine.by_use.next.put_last(chunk.key)
+        for followed in self._of.get(chunk.namespace, ()):
+            if chunk.key in followed.by_use.next:
+                followed.by_use.next.put_last(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
         """A chunk is not here any more."""
-        for mine in self._of.get(chunk.namespace, ()):
-            if chunk.key in mine.about:
-                mine.leave(chunk.key)
+        for followed in self._of.get(chunk.namespace, ()):
+            if chunk.key in followed.about:
+                followed.leave(chunk.key)
 
     def put_back(self, group: Group) -> None:
         """Queue chosen chunks that are still here again: they are leased, or chunks on other nodes extend them."""
-        mine = self._followed[group]
-        for order in (mine.by_age, mine.by_use):
+        followed = self._followed[group]
+        for order in (followed.by_age, followed.by_use):
             for key in order.asked:
                 order.next.put_last(key)
             order.asked = {}
 
     def expired(self, group: Group, cutoff_ms: int) -> list[bytes]:
         """Keys of some that were stored before `cutoff_ms` (Unix epoch), to the second, and that nothing extends."""
-        mine = self._followed[group]
-        return mine.first(mine.by_age, lambda key, _: not mine.unknown and mine.about[key][2] < cutoff_ms)
+        followed = self._followed[group]
+        return followed.first(
+            followed.by_age, lambda key, _: not followed.unknown and followed.about[key][2] < cutoff_ms
+        )
 
     def excess(self, group: Group, quota_bytes: int) -> list[bytes]:
         """Keys of some of the least recently used that nothing extends, while they take up what is over the quota."""
-        mine = self._followed[group]
-        return mine.first(mine.by_use, lambda _, chosen: not mine.unknown and mine.size - chosen > quota_bytes)
+        followed = self._followed[group]
+        return followed.first(
+            followed.by_use, lambda _, chosen: not followed.unknown and followed.size - chosen > quota_bytes
+        )

@@ -23,10 +23,10 @@ _CARRY_BYTES = 512 << 10
 """Verified, and then copied out of the cache."""
 
 
-def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> DeliveryOrder:
+def choose_order(order: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> DeliveryOrder:
     """Chunkwise below Θ, layerwise from Θ on (Eq. 2), unless the client insists."""
-    if asked is not DeliveryOrder.AUTO:
-        return asked
+    if order is not DeliveryOrder.AUTO:
+        return order
     return DeliveryOrder.CHUNKWISE if payload_bytes < theta_bytes else DeliveryOrder.LAYERWISE
 
 
@@ -44,7 +44,7 @@ def check_shapes(descriptor: Descriptor, copies: Sequence[Copy]) -> None:
 def places(descriptor: Descriptor, ranges: Sequence[ChunkRange]) -> npt.NDArray[np.int64]:
     """(chunks of all `ranges`,): where in a layer of the target each of them goes."""
     offsets, first = descriptor.offsets(), descriptor.first_chunk
-    return np.concatenate([offsets[each.first - first : each.stop - first] for each in ranges])
+    return np.concatenate([offsets[run.first - first : run.stop - first] for run in ranges])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
     shift, the layer's.
     """
     parts = extents(bases, size, _VERIFY_BYTES)
-    known: list[Checksums] = []
+    verified: list[Checksums] = []
 
     def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None]) -> list[int]:
-        if not known:
-            known.append(combined(checksums, parts, size))
+        if not verified:
+            verified.append(combined(checksums, parts, size))
         view = memoryview(arena.data)
-        for part, expected in zip(parts, known[0][layer].tolist(), strict=True):
+        for part, expected in zip(parts, verified[0][layer].tolist(), strict=True):
             start = part.offset + shift
             if crc32(view[start : start + part.count * size]) != expected:
                 return mismatches(arena, bases + shift, size, checksums[layer])

@@ -259,7 +259,7 @@ def upgrade(region: Bytes, salt: int) -> int:
     Their index generations are unknown. Headers of format 3 stay as they are.
     """
     units = region.reshape(-1, UNIT_BYTES)
-    view, free_from, found = memoryview(region.data), 0, 0
+    view, free_from, header_count = memoryview(region.data), 0, 0
     upgraded = find_headers(region, salt)
     sizes = [header_bytes(layers) for layers in upgraded.rows["num_layers"].tolist()]
     starts = zip(upgraded.offsets.tolist(), sizes, strict=True)
@@ -276,8 +276,8 @@ def upgrade(region: Bytes, salt: int) -> int:
         header = unpack_header(region[at : at + room])
         raw = pack_pool_header(header, int(row["slab"]), int(row["slot"]), int(row["generation"]), salt=salt)
         region[at : at + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-        free_from, found = at + len(raw), found + 1
-    return found
+        free_from, header_count = at + len(raw), header_count + 1
+    return header_count
 
 
 def _flags(header: Header) -> int:

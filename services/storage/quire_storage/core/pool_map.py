@@ -156,10 +156,10 @@ class PoolMap:
                 self._turn += 1
                 if index in full:
                     continue
-                wanted = min(run, count - len(places))
-                got = self._take(index, shape, wanted, size)
+                in_run = min(run, count - len(places))
+                got = self._take(index, shape, in_run, size)
                 places += got
-                if len(got) < wanted:
+                if len(got) < in_run:
                     full.add(index)
             if len(places) < count:
                 raise PoolFull(
@@ -189,13 +189,13 @@ class PoolMap:
         Of two places of one key that counts which was allocated later: a copy that is leaving may be written last.
         """
         pages: Pages = {}
-        for each in placed:
-            chunk, place = each.header.chunk, each.place
+        for item in placed:
+            chunk, place = item.header.chunk, item.place
             drive = self._drives[place.drive]
             generation = self._generation_of(chunk.key, place)
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
             revision = self._revision_at(chunk.key, place) + 1
-            raw = pack_pool_header(each.header, slab, slot, generation, revision=revision, salt=drive.salt)
+            raw = pack_pool_header(item.header, slab, slot, generation, revision=revision, salt=drive.salt)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             if self._generation_at(self._where.get(chunk.key)) <= generation:
                 self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
@@ -205,8 +205,8 @@ class PoolMap:
     def forget(self, placed: Sequence[Placed]) -> Pages:
         """Zero headers in the image; the pages that this changes. Slots stay taken until `release`."""
         pages: Pages = {}
-        for each in placed:
-            chunk, place = each.header.chunk, each.place
+        for item in placed:
+            chunk, place = item.header.chunk, item.place
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
             if self._where.get(chunk.key) == place.drive << _DRIVE_SHIFT | place.header:
@@ -258,11 +258,11 @@ class PoolMap:
         """Of all chunks in the same slab."""
         drive = self._drives[placed.place.drive]
         slab, _ = drive.slots.slot_of(placed.place.offset, placed.header.chunk.shape)
-        found: list[bytes] = []
+        keys: list[bytes] = []
         for page in drive.pages[slab].values():
             rows = find_headers(drive.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES], drive.salt).rows
-            found += [row["key"].tobytes() for row in rows]
-        return found
+            keys += [row["key"].tobytes() for row in rows]
+        return keys
 
     def entries(self) -> list[tuple[bytes, bytes, int, Durability]]:
         """(key, parent, bytes taken up, level) of every chunk, the longest stored first."""
@@ -271,29 +271,29 @@ class PoolMap:
         rows = rows[np.argsort(rows["generation"], kind="stable")]
         sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
         keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
-        flags, found = rows["flags"], []
+        flags, entries = rows["flags"], []
         columns = (sizes.tolist(), (flags & HAS_PARENT != 0).tolist(), rows["durability"].tolist())
         for at, (size, parented, level) in enumerate(zip(*columns, strict=True)):
             parent = parents[32 * at : 32 * at + 32] if parented else b""
-            found.append((keys[32 * at : 32 * at + 32], parent, size, LEVELS[level]))
-        return found
+            entries.append((keys[32 * at : 32 * at + 32], parent, size, LEVELS[level]))
+        return entries
 
     def places_of(self, namespaces: Iterable[bytes]) -> Iterator[tuple[Numbers, Numbers]]:
         """Ages and places of headers that may be of these namespaces, in steps."""
-        wanted = np.frombuffer(b"".join(name[:8] for name in namespaces), dtype=np.uint64)
+        starts = np.frombuffer(b"".join(name[:8] for name in namespaces), dtype=np.uint64)
         for index, drive in enumerate(self._drives):
             units, first = drive.image.reshape(-1, UNIT_BYTES), 0
             while first < drive.pages_used * (PAGE_BYTES // UNIT_BYTES):
                 page = units[first : first + _SCANNED_UNITS]
                 tags = page[:, _NAME_AT : _NAME_AT + 8].copy().view(np.uint64)[:, 0]
-                at = np.flatnonzero(np.isin(tags, wanted))
+                at = np.flatnonzero(np.isin(tags, starts))
                 ages = page[at, _AGE_AT : _AGE_AT + 8].copy().view("<u8")[:, 0].astype(np.uint64)
                 yield ages, ((at + first) * UNIT_BYTES).astype(np.uint64) | np.uint64(index << _DRIVE_SHIFT)
                 first += _SCANNED_UNITS
 
     def found_at(self, places: Sequence[int]) -> list[Found]:
         """Chunks whose headers are at these places now."""
-        found = []
+        entries = []
         for place in places:
             at = place & ((1 << _DRIVE_SHIFT) - 1)
             row = pool_fields(self._drives[place >> _DRIVE_SHIFT].image[at:])
@@ -301,17 +301,17 @@ class PoolMap:
             if self._where.get(key) == place:
                 size = -(-int(row["slice_bytes"]) // ALIGNMENT) * ALIGNMENT * int(row["num_layers"])
                 parent = row["parent"].tobytes() if row["flags"] & HAS_PARENT else b""
-                found.append(Found(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
-        return found
+                entries.append(Found(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
+        return entries
 
     def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
         self._drives[drive].failed = True
-        lost = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
-        found = [placed for key in lost if (placed := self.get(key)) is not None]
-        for key in lost:
+        keys = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
+        entries = [placed for key in keys if (placed := self.get(key)) is not None]
+        for key in keys:
             del self._where[key]
-        return found
+        return entries
 
     # ---- recovery
 
@@ -328,13 +328,13 @@ class PoolMap:
         """
         drive = self._drives[index]
         drive.pages_used = pages_used
-        found = find_headers(drive.image[: pages_used * PAGE_BYTES], drive.salt)
-        if len(found.offsets):  # a pool of format 2 has these alone
-            place_generations = max(place_generations, int(found.rows["generation"].max()))
+        headers = find_headers(drive.image[: pages_used * PAGE_BYTES], drive.salt)
+        if len(headers.offsets):  # a pool of format 2 has these alone
+            place_generations = max(place_generations, int(headers.rows["generation"].max()))
         self._generation = max(self._generation, place_generations)
-        adopted = self._adopt(drive, found)
-        rejected = (found.offsets[~adopted] | np.int64(index << _DRIVE_SHIFT)).tolist()
-        rejected += self._keep(index, found.offsets[adopted], found.rows[adopted])
+        adopted = self._adopt(drive, headers)
+        rejected = (headers.offsets[~adopted] | np.int64(index << _DRIVE_SHIFT)).tolist()
+        rejected += self._keep(index, headers.offsets[adopted], headers.rows[adopted])
         pages: Pages = {}
         for where in rejected:
             at, image = where & ((1 << _DRIVE_SHIFT) - 1), self._drives[where >> _DRIVE_SHIFT].image
@@ -344,9 +344,9 @@ class PoolMap:
         drive.free_pages = [page for page in range(drive.geometry.header_pages) if page not in in_use]
         return pages
 
-    def _adopt(self, drive: _Drive, found: FoundHeaders) -> npt.NDArray[np.bool_]:
+    def _adopt(self, drive: _Drive, headers: FoundHeaders) -> npt.NDArray[np.bool_]:
         """Take slots and header pages; a mark for each header that fits both."""
-        rows, marks = found.rows, np.zeros(len(found.offsets), dtype=bool)
+        rows, marks = headers.rows, np.zeros(len(headers.offsets), dtype=bool)
         if not len(rows):
             return marks
         slots = rows["slab"].astype(np.int64) << 32 | rows["slot"].astype(np.int64)
@@ -360,7 +360,7 @@ class PoolMap:
             shape = Shape(int(leader["num_layers"]), int(leader["slice_bytes"]))
             size = header_bytes(shape.num_layers)
             per_page = PAGE_BYTES // size
-            slot, at = rows["slot"][group].astype(np.int64), found.offsets[group]
+            slot, at = rows["slot"][group].astype(np.int64), headers.offsets[group]
             fits = (rows["num_layers"][group] == shape.num_layers) & (rows["slice_bytes"][group] == shape.slice_bytes)
             fits &= at % PAGE_BYTES == slot % per_page * size
             self._adopt_slab(drive, int(leader["slab"]), shape, group[fits], slot[fits], at[fits], marks)
@@ -400,16 +400,16 @@ class PoolMap:
             self._where.update(fresh)
             return []
         older = []
-        for here, key in zip(where, keys, strict=True):
-            before = self._where.setdefault(key, here)
-            if before == here:
+        for place, key in zip(where, keys, strict=True):
+            previous = self._where.setdefault(key, place)
+            if previous == place:
                 continue
-            newer = self._generation_at(here) > self._generation_at(before)
-            older.append(before if newer else here)
+            newer = self._generation_at(place) > self._generation_at(previous)
+            older.append(previous if newer else place)
             if newer:
-                self._where[key] = here
-        for each in older:
-            drive, at = self._drives[each >> _DRIVE_SHIFT], each & ((1 << _DRIVE_SHIFT) - 1)
+                self._where[key] = place
+        for place_ in older:
+            drive, at = self._drives[place_ >> _DRIVE_SHIFT], place_ & ((1 << _DRIVE_SHIFT) - 1)
             row = pool_fields(drive.image[at:])
             shape = Shape(int(row["num_layers"]), int(row["slice_bytes"]))
             self._free(drive, [drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])

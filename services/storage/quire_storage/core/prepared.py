@@ -44,16 +44,16 @@ class PreparedRuns:
     def find(self, copies: Sequence[Copy], targets: npt.NDArray[np.int64], stride: int) -> BatchPlan | None:
         """The plan by which these copies go to `targets`, (copies,), in layers that are `stride` bytes apart."""
         name = _name(copies, stride)
-        found = self._runs.get(name)
-        if found is None:
+        prepared = self._runs.get(name)
+        if prepared is None:
             return None
-        if not all(map(operator.is_, found.places, map(_PLACE, copies))):
+        if not all(map(operator.is_, prepared.places, map(_PLACE, copies))):
             self._drop(name)
             return None
-        if not np.array_equal(found.targets, targets):
+        if not np.array_equal(prepared.targets, targets):
             return None
         self._runs.move_to_end(name)
-        return found.plan
+        return prepared.plan
 
     def keep(self, copies: Sequence[Copy], targets: npt.NDArray[np.int64], stride: int, plan: BatchPlan) -> None:
         """For the next time. All `copies` are in memory."""

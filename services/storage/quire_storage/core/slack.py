@@ -92,5 +92,5 @@ class WriteGate:
 
     def _slack_s(self, now_s: float) -> float:
         """Until the first outstanding read is due, less the time that all of them still take."""
-        due_s = min(due for _, due in self._reads.values())
+        due_s = min(deadline_s for _, deadline_s in self._reads.values())
         return due_s - now_s - self._read_bytes / self._rate_bytes_per_s

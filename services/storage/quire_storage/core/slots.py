@@ -136,14 +136,14 @@ class SlotAllocator:
         if shape.slot_bytes > self._slab_bytes or not shape.num_layers or not shape.slice_bytes:
             return []
         self._add_slab(slab, shape)
-        mine = self._slabs[slab]
-        sound = [slot for slot in slots if slot < len(mine.taken)]
+        bitmap = self._slabs[slab]
+        sound = [slot for slot in slots if slot < len(bitmap.taken)]
         for slot in sound:
-            mine.taken[slot] = 1
-        mine.free = [slot for slot, taken in enumerate(mine.taken) if not taken]
-        if not mine.free:
+            bitmap.taken[slot] = 1
+        bitmap.free = [slot for slot, taken in enumerate(bitmap.taken) if not taken]
+        if not bitmap.free:
             self._open[shape].discard(slab)
-        self.used_bytes += sum(mine.taken) * shape.slot_bytes
+        self.used_bytes += sum(bitmap.taken) * shape.slot_bytes
         return sound
 
     def settle(self) -> None:

@@ -30,9 +30,9 @@ class Striped:
         files = np.array([place.drive for place in places], dtype=np.int64)
         offsets = np.array([place.offset for place in places], dtype=np.int64) + np.array(data_offsets)[files]
         strides = np.array([place.layer_stride for place in places], dtype=np.int64)
-        joined = (np.diff(files) == 0) & (np.diff(offsets) == room) & (np.diff(addresses) == room)
-        joined &= (np.diff(strides) == 0) & (np.diff(memory_strides) == 0)
-        starts = np.flatnonzero(np.append(True, ~joined))
+        is_contiguous = (np.diff(files) == 0) & (np.diff(offsets) == room) & (np.diff(addresses) == room)
+        is_contiguous &= (np.diff(strides) == 0) & (np.diff(memory_strides) == 0)
+        starts = np.flatnonzero(np.append(True, ~is_contiguous))
         self._files, self._offsets, self._strides = files[starts], offsets[starts], strides[starts]
         self._addresses, self._memory_strides = addresses[starts], memory_strides[starts]
         self._lengths = np.diff(np.append(starts, len(files))) * room

@@ -51,16 +51,16 @@ class Reading:
 
         `starts`: where in the arena the slices of `layer` lie.
         """
-        missing = 0
+        unread = 0
         for index in bad:
             payload = await self.heal(copies[index])
             if payload is None:
-                missing += 1
+                unread += 1
                 continue
             at = int(starts[index])
             self.tiers.arena.view[at : at + copies[index].chunk.slice_bytes] = payload[layer]
-        if missing:
-            raise CorruptData(f"{missing} chunks have no sound bytes in layer {layer}, here or elsewhere")
+        if unread:
+            raise CorruptData(f"{unread} chunks have no sound bytes in layer {layer}, here or elsewhere")
 
 
 class Promotion:
@@ -134,16 +134,16 @@ class Promotions:
         for copy in copies:
             if copy.number in slots:
                 groups.setdefault(slots[copy.number][0], []).append(copy)
-        for number, mine in groups.items():
+        for number, group in groups.items():
             if number in self._settling:
                 # Its last user has left, and its reads are being stopped: these copies are read by themselves.
                 reading.tiers.end_promotion(ticket, number, complete=False)
-                for copy in mine:
+                for copy in group:
                     del slots[copy.number]
                 continue
             if number not in self._running:
-                places = [slots[copy.number][1] for copy in mine]
-                self._running[number] = Promotion(reading, number, mine, places, tenant)
+                places = [slots[copy.number][1] for copy in group]
+                self._running[number] = Promotion(reading, number, group, places, tenant)
             self._users[number] = self._users.get(number, 0) + 1
         return ticket, {copy: (self._running[number], place) for copy, (number, place) in slots.items()}
 
@@ -353,42 +353,43 @@ class Batches:
         for block in self._blocks:
             self._arena.free_block(block, self._client)
         self._blocks.clear()
-        joined, self._joined = self._joined, []
-        for ticket, promotion in joined:
+        promotions, self._joined = self._joined, []
+        for ticket, promotion in promotions:
             await self._promotions.leave(self._reading.tiers, ticket, promotion)
 
     # ----
 
     def _cuts(self, copies: Sequence[Copy]) -> list[tuple[int, int]]:
         """[start, stop) of runs of chunks that are all in memory, or all on drives; the latter fit a block."""
-        most = max(1, self._arena.block_bytes // Shape(1, copies[0].chunk.slice_bytes).slice_room)
+        limit = max(1, self._arena.block_bytes // Shape(1, copies[0].chunk.slice_bytes).slice_room)
         cuts, start = [], 0
         for at in range(1, len(copies) + 1):
-            full = copies[start].memory is None and at - start >= most
+            full = copies[start].memory is None and at - start >= limit
             if at == len(copies) or (copies[at].memory is None) != (copies[start].memory is None) or full:
                 cuts.append((start, at))
                 start = at
         return cuts
 
     def _batch(self, copies: Sequence[Copy], start: int, stop: int) -> list[Batch]:
-        mine = copies[start:stop]
-        if mine[0].memory is not None:
-            places = [copy.memory for copy in mine if copy.memory is not None]
+        batch = copies[start:stop]
+        if batch[0].memory is not None:
+            places = [copy.memory for copy in batch if copy.memory is not None]
             return [self._placed(copies, start, stop, places, None)]
-        ticket, promoted = self._promotions.join(self._reading, mine, self._tenant)
+        ticket, promoted = self._promotions.join(self._reading, batch, self._tenant)
         self._joined += [
-            (ticket, promotion) for promotion in {id(each): each for each, _ in promoted.values()}.values()
+            (ticket, promotion)
+            for promotion in {id(promotion_): promotion_ for promotion_, _ in promoted.values()}.values()
         ]
         batches, first = [], start
         for at in range(start + 1, stop + 1):
-            before, now = (promoted.get(copies[i].number) if i < stop else None for i in (at - 1, at))
-            if at < stop and (before[0] if before else None) is (now[0] if now else None):
+            previous, current = (promoted.get(copies[i].number) if i < stop else None for i in (at - 1, at))
+            if at < stop and (previous[0] if previous else None) is (current[0] if current else None):
                 continue
-            if before is None:
+            if previous is None:
                 batches.append(self._staged(copies, first, at))
             else:
                 places = [promoted[copy.number][1] for copy in copies[first:at]]
-                batches.append(self._placed(copies, first, at, places, before[0]))
+                batches.append(self._placed(copies, first, at, places, previous[0]))
             first = at
         return batches
 
@@ -401,11 +402,11 @@ class Batches:
 
     def _staged(self, copies: Sequence[Copy], start: int, stop: int) -> Batch:
         """Addresses count from the block that is taken for the layer."""
-        pool, mine = self._reading.tiers.pool, copies[start:stop]
+        pool, batch = self._reading.tiers.pool, copies[start:stop]
         assert pool is not None, "what is on a drive is in the pool"
-        bases = np.arange(len(mine), dtype=np.int64) * mine[0].chunk.shape.slice_room
-        source = pool.striped(mine, bases, np.zeros(len(mine), dtype=np.int64))
-        return Batch(self._plan(start, stop, bases), mine, 0, staged=source)
+        bases = np.arange(len(batch), dtype=np.int64) * batch[0].chunk.shape.slice_room
+        source = pool.striped(batch, bases, np.zeros(len(batch), dtype=np.int64))
+        return Batch(self._plan(start, stop, bases), batch, 0, staged=source)
 
     def _plan(self, start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
         return BatchPlan(self._descriptor, self._checksums[:, start:stop], bases, self._targets[start:stop])

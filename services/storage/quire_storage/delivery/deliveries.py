@@ -90,8 +90,8 @@ class Deliveries:
 
     def longest_running(self) -> tuple[RunningDelivery, ...]:
         """Those that have run longest, for people; not those that end at once anyway."""
-        first = (each.progress for each in islice(self.running.values(), _SHOWN_MAX))
-        return tuple(each for each in first if each.running_ms >= _SHOWN_FROM_MS)
+        first = (delivery.progress for delivery in islice(self.running.values(), _SHOWN_MAX))
+        return tuple(progress for progress in first if progress.running_ms >= _SHOWN_FROM_MS)
 
     def stalled(self, message: Stalled) -> None:
         """A client says for how long it waited for this node's layers."""
@@ -102,13 +102,13 @@ class Deliveries:
     def _keys_of(self, call: DeliverOrder) -> ChunkKeys:
         """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
         descriptor = call.descriptor
-        for each in call.ranges:
-            inside = descriptor.first_chunk <= each.first < each.stop <= descriptor.stop_chunk
-            if each.node_id != self._config.node_id or not inside:
-                raise DescriptorInvalid(f"{each} is not this node's to deliver", field="ranges")
+        for run in call.ranges:
+            inside = descriptor.first_chunk <= run.first < run.stop <= descriptor.stop_chunk
+            if run.node_id != self._config.node_id or not inside:
+                raise DescriptorInvalid(f"{run} is not this node's to deliver", field="ranges")
         if not call.ranges:
             raise DescriptorInvalid("names no chunk", field="ranges")
-        return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
+        return ChunkKeys(b"".join(descriptor.keys.run(run.first, run.count).packed for run in call.ranges))
 
     async def _deliver(self, call: DeliverOrder, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
         """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
@@ -148,18 +148,18 @@ class Deliveries:
 
     def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""
-        missing = [record for record in _records_of(call) if record.key not in self._tiers.residency]
+        unreadable = [record for record in _records_of(call) if record.key not in self._tiers.residency]
         if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
-            absent = self._tiers.objects.found_absent([record.key for record in missing])
-            missing = [record for record in missing if record.key in absent]
-            self._spawn(self._withdraw_objects(self._tiers.objects, missing))
-        self._tiers.deny(missing)
+            absent = self._tiers.objects.found_absent([record.key for record in unreadable])
+            unreadable = [record for record in unreadable if record.key in absent]
+            self._spawn(self._withdraw_objects(self._tiers.objects, unreadable))
+        self._tiers.deny(unreadable)
 
-    async def _withdraw_objects(self, objects: ChunkObjects, missing: Sequence[ChunkRecord]) -> None:
+    async def _withdraw_objects(self, objects: ChunkObjects, records: Sequence[ChunkRecord]) -> None:
         """Of chunks that a fetch has found to be no object. Looked at once more: a store may have put them since."""
         with contextlib.suppress(QuireError):
-            absent = await objects.still_absent(record.key for record in missing)
-            await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
+            absent = await objects.still_absent(record.key for record in records)
+            await self._registry.withdraw([record for record in records if record.key in absent], OBJECT_TIER)
 
     def _ended(self, call: DeliverOrder) -> None:
         self._room.give_back(call.tenant.tenant)
@@ -192,11 +192,11 @@ class Deliveries:
 
     async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
         """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
-        gone = asyncio.Event()
-        unwatch = peer.on_failure(lambda error: gone.set())
+        disconnected = asyncio.Event()
+        unwatch = peer.on_failure(lambda error: disconnected.set())
         try:
             async with asyncio.timeout(_DEATH_SEEN_S):
-                await gone.wait()
+                await disconnected.wait()
             await self._release(lease)
         except TimeoutError:
             return
@@ -214,19 +214,19 @@ def _records_of(call: DeliverOrder) -> list[ChunkRecord]:
     """Index records of the chunks that a delivery is to deliver."""
     return [
         record
-        for each in call.ranges
+        for run in call.ranges
         for record in records(
-            call.descriptor.keys, each.first, each.count, unchained=call.unchained, namespace=call.namespace
+            call.descriptor.keys, run.first, run.count, unchained=call.unchained, namespace=call.namespace
         )
     ]
 
 
-def _without(call: DeliverOrder, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:
+def _without(call: DeliverOrder, absent: frozenset[bytes]) -> tuple[ChunkRange, ...]:
     """What is left of a call's ranges."""
     node, keys = call.ranges[0].node_id, call.descriptor.keys
-    left = [at for each in call.ranges for at in range(each.first, each.stop) if keys.at(at) not in missing]
+    remaining = [at for run in call.ranges for at in range(run.first, run.stop) if keys.at(at) not in absent]
     runs: list[ChunkRange] = []
-    for at in left:
+    for at in remaining:
         if runs and runs[-1].stop == at:
             runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
         else:

@@ -254,23 +254,23 @@ class Delivery:
     async def _write_layers(self, stream: PayloadStream, batches: Batches, span: otel.Span, send: Send) -> None:
         order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.batches]
         layerwise = self._order is DeliveryOrder.LAYERWISE
-        ahead: deque[asyncio.Task[ReadyBatch]] = deque()
+        prepared: deque[asyncio.Task[ReadyBatch]] = deque()
         trace = LayerTrace(self._parts.clock)
-        coming = iter(order)
+        layers = iter(order)
 
         def look_ahead() -> None:
-            while len(ahead) < batches.ahead and (upcoming := next(coming, None)) is not None:
+            while len(prepared) < batches.ahead and (upcoming := next(layers, None)) is not None:
                 layer, batch = upcoming
-                ahead.append(asyncio.create_task(batches.prepare(batch, layer, self._due_s(layer))))
+                prepared.append(asyncio.create_task(batches.prepare(batch, layer, self._due_s(layer))))
 
         try:
             for layer, batch in order:
                 look_ahead()
                 if batch is batches.batches[0]:
                     trace.begin(span, layer)
-                ready = await ahead[0]
+                ready = await prepared[0]
                 trace.passed("ready")
-                ahead.popleft()
+                prepared.popleft()
                 look_ahead()
                 await send(ready, trace)
                 if ready.block is not None:
@@ -289,9 +289,9 @@ class Delivery:
                 await stream.drain(self._parts.config.transfer_timeout_s)
         finally:
             trace.fail()
-            for task in ahead:
+            for task in prepared:
                 task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
+            await asyncio.gather(*prepared, return_exceptions=True)
 
     async def _put(self, stream: PayloadStream, lane: Lane, ready: ReadyBatch, trace: LayerTrace) -> None:
         """A layer of a batch by the link: paced, and in its turn."""

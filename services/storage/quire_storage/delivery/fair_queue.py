@@ -26,13 +26,13 @@ class FairQueue:
         One whose client is slow, or gone, has its turn for `longest_s` and no longer: it goes on, and another one too.
         """
         await self._wait(flow, weight, size, priority)
-        left = False
+        has_left = False
 
         def leave() -> None:
-            nonlocal left
+            nonlocal has_left
             timer.cancel()
-            if not left:
-                left = True
+            if not has_left:
+                has_left = True
                 self._leave(size)
 
         timer = asyncio.get_running_loop().call_later(longest_s, leave)

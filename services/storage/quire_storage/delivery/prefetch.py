@@ -48,17 +48,17 @@ class Prefetches:
         if len(self._waiting) >= _WAITING_MAX:
             raise TooManyRequests(f"{len(self._waiting)} prefetches wait; retry later")
         due_s = self._clock.monotonic_s() + (within_s or _AT_ONCE_S)
-        wanted, left = list(keys), int(_SHARE_MAX * self._reading.tiers.arena.slots.capacity_bytes)
-        there: set[bytes] = set()
+        requested, room = list(keys), int(_SHARE_MAX * self._reading.tiers.arena.slots.capacity_bytes)
+        promoted: set[bytes] = set()
         at, count = 0, 1  # how large chunks are is known of those that are here
-        while at < len(wanted) and left > 0:
+        while at < len(requested) and room > 0:
             async with self._turn(due_s):
-                here, size = await self._group(wanted[at : at + count], due_s)
-            there |= here
+                in_memory, size = await self._group(requested[at : at + count], due_s)
+            promoted |= in_memory
             at += count
-            left -= size * count
-            count = max(1, min(_GROUP_BYTES, left) // size) if size else 1
-        return [key in there for key in wanted]
+            room -= size * count
+            count = max(1, min(_GROUP_BYTES, room) // size) if size else 1
+        return [key in promoted for key in requested]
 
     @contextlib.asynccontextmanager
     async def _turn(self, due_s: float) -> AsyncIterator[None]:
@@ -91,27 +91,27 @@ class Prefetches:
         tiers = self._reading.tiers
         pinned = await tiers.pin(keys)
         try:
-            there = {copy.chunk.key for copy in pinned.copies if copy.memory is not None}
+            in_memory = {copy.chunk.key for copy in pinned.copies if copy.memory is not None}
             cold = [copy for copy in pinned.copies if copy.memory is None and copy.disk is not None]
             for shape in {copy.chunk.shape for copy in cold}:
-                there |= await self._promote([copy for copy in cold if copy.chunk.shape == shape], due_s)
+                in_memory |= await self._promote([copy for copy in cold if copy.chunk.shape == shape], due_s)
         finally:
             tiers.unpin(pinned)
-        return there, max((copy.chunk.shape.slot_bytes for copy in pinned.copies), default=0)
+        return in_memory, max((copy.chunk.shape.slot_bytes for copy in pinned.copies), default=0)
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""
         ticket, promoted = self._promotions.join(self._reading, copies, prefetch=True)
-        running: list[Promotion] = list({id(each): each for each, _ in promoted.values()}.values())
+        running: list[Promotion] = list({id(promotion): promotion for promotion, _ in promoted.values()}.values())
         layers = range(copies[0].chunk.num_layers)
         try:
             for first in range(0, len(layers), _LAYERS_AT_ONCE):
                 part = layers[first : first + _LAYERS_AT_ONCE]
-                await asyncio.gather(*(each.layer(layer, due_s) for each in running for layer in part))
+                await asyncio.gather(*(promotion.layer(layer, due_s) for promotion in running for layer in part))
         except CorruptData as error:
             logger().warning("what was to be prefetched is corrupt", error=str(error))
         finally:
-            for each in running:
-                await self._promotions.leave(self._reading.tiers, ticket, each)
-        complete = {number for number, (each, _) in promoted.items() if each.complete}
+            for promotion in running:
+                await self._promotions.leave(self._reading.tiers, ticket, promotion)
+        complete = {number for number, (promotion, _) in promoted.items() if promotion.complete}
         return {copy.chunk.key for copy in copies if copy.number in complete}

@@ -247,8 +247,8 @@ class Rates:
 
     async def _renew_once(self) -> None:
         """Hear the rates of this epoch. Raises `QuireError` if no scheduler answers."""
-        known = {name: each.layers_left for name, each in self._running.items() if each.scheduled}
-        grants = await self._source.renew(known)
+        layers_left = {name: delivery.layers_left for name, delivery in self._running.items() if delivery.scheduled}
+        grants = await self._source.renew(layers_left)
         self._answered()
         granted = set()
         for grant in grants:

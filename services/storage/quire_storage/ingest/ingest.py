@@ -165,8 +165,8 @@ class _Pulling:
                 for index in range(0, part.count, step):
                     count = min(step, part.count - index)
                     start, length = at + index * size, count * size
-                    there = source + index * size
-                    self._arena[start : start + length] = memory[there : there + length]
+                    first_byte = source + index * size
+                    self._arena[start : start + length] = memory[first_byte : first_byte + length]
                     offsets = start + np.arange(count, dtype=np.int64) * size
                     into = slice(part.first + index, part.first + index + count)
                     self.checksums[layer, into] = slice_checksums(self._arena, offsets, size)

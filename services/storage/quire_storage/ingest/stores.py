@@ -95,11 +95,11 @@ class Stores:
             await self._tiers.write_behind.wait_for_room()
         async with self._compared(call) as compared:
             acknowledged = await self._keep_all(call, compared)
-        moved = call.layout.payload_bytes(len(call.records))
-        self.ingested_bytes += moved
-        self._counter.add(moved)
+        moved_bytes = call.layout.payload_bytes(len(call.records))
+        self.ingested_bytes += moved_bytes
+        self._counter.add(moved_bytes)
         present = bytes(record.key in acknowledged for record in call.records)
-        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
+        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved_bytes, quiesced=True)
 
     @contextlib.asynccontextmanager
     async def _compared(self, call: IngestOrder) -> AsyncIterator[Pinned | None]:

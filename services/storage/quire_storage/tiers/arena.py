@@ -95,7 +95,7 @@ class Arena:
         self._waiters = deque((owner, turn) for owner, turn in self._waiters if not turn.done())
         while self._free and self._waiters:
             owner, turn = min(self._waiters, key=lambda waiter: self._taken.get(waiter[0], 0))
-            clients = len(self._taken.keys() | {each for each, _ in self._waiters})
+            clients = len(self._taken.keys() | {client for client, _ in self._waiters})
             if self._taken.get(owner, 0) >= max(1, self._blocks // (2 * clients + 2)):
                 return
             self._waiters.remove((owner, turn))

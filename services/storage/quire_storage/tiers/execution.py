@@ -168,14 +168,14 @@ class Executor:
         else:
             self.post(ev.Forgotten(instruction.removal))
 
-    async def _register(self, wanted: ev.Register) -> None:
+    async def _register(self, request: ev.Register) -> None:
         failure, registering = None, self._registry.registering
         try:
-            async for part in registering(wanted.records, patient=wanted.patient, fresh=wanted.generation):
-                self.post(ev.Indexed(wanted.ticket, part))
+            async for part in registering(request.records, patient=request.patient, fresh=request.generation):
+                self.post(ev.Indexed(request.ticket, part))
         except Exception as error:
             failure = _failure(error)
-        self.post(ev.IndexingEnded(wanted.ticket, failure))
+        self.post(ev.IndexingEnded(request.ticket, failure))
 
     async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
         try:
@@ -207,15 +207,15 @@ class Executor:
 
     def count(self) -> None:
         """Publish hits and evictions by tier."""
-        for name, now, metric in (
+        for name, current, metric in (
             ("hits", self._residency.hits, self._hits),
             ("evictions", self._residency.evictions, self._evictions),
         ):
-            before = self._counted[name]
-            for tier, count in now.items():
-                if count != before.get(tier, 0):
-                    metric.add(count - before.get(tier, 0), {"tier": tier})
-                    before[tier] = count
+            previous = self._counted[name]
+            for tier, count in current.items():
+                if count != previous.get(tier, 0):
+                    metric.add(count - previous.get(tier, 0), {"tier": tier})
+                    previous[tier] = count
 
 
 def _failure(error: Exception) -> QuireError:

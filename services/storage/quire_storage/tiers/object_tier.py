@@ -66,21 +66,21 @@ class ChunkObjects:
         Args:
             generations: By key, the generation of the index entry that lists the object; 0 if unknown.
         """
-        ahead: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
-        left = iter(generations.items())
+        reads: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
+        names = iter(generations.items())
         try:
             while True:
-                for key, generation in islice(left, _AT_ONCE - len(ahead)):
-                    ahead.append(asyncio.create_task(self._fetch_one(key, generation)))
-                if not ahead:
+                for key, generation in islice(names, _AT_ONCE - len(reads)):
+                    reads.append(asyncio.create_task(self._fetch_one(key, generation)))
+                if not reads:
                     return
-                await asyncio.wait([ahead[0]])
-                if (found := ahead.popleft().result()) is not None:
-                    yield found
+                await asyncio.wait([reads[0]])
+                if (unpacked := reads.popleft().result()) is not None:
+                    yield unpacked
         finally:
-            for task in ahead:
+            for task in reads:
                 task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
+            await asyncio.gather(*reads, return_exceptions=True)
 
     async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
@@ -124,10 +124,10 @@ class ChunkObjects:
 
     def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` a fetch has lately found to be no sound object; asking again says nothing of them."""
-        gone = {key for key in keys if key in self._absent}
-        for key in gone:
+        absent = {key for key in keys if key in self._absent}
+        for key in absent:
             del self._absent[key]
-        return gone
+        return absent
 
     async def delete(self, keys: Sequence[bytes], until_ms: int) -> None:
         """Remove all objects of chunks that are out of the index.
@@ -172,8 +172,8 @@ def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
 def unpack_object(raw: bytes) -> tuple[Header, Bytes] | None:
     """The chunk and its (L, S) bytes; None if anything of it is not as it was written."""
     try:
-        found = read_chunk_object(raw)
+        parsed = read_chunk_object(raw)
     except CorruptData:
         return None
-    header = unpack_header(np.frombuffer(found.header, dtype=np.uint8))
-    return Header(header.chunk, Durability.OBJECT, in_object=True), found.payload
+    header = unpack_header(np.frombuffer(parsed.header, dtype=np.uint8))
+    return Header(header.chunk, Durability.OBJECT, in_object=True), parsed.payload

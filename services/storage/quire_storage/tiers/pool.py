@@ -143,8 +143,8 @@ class Pool:
             if block.upgrading:
                 await self._upgrade(drive)
             stale = self.map.recover(drive, used, block.place_generations)
-            for each, pages in stale.items():
-                logger().warning("headers without a slot", drive=self._names[each], headers=len(pages))
+            for number, pages in stale.items():
+                logger().warning("headers without a slot", drive=self._names[number], headers=len(pages))
             if stale:
                 await self._write_pages(stale)
                 await self._ring.sync(list(stale))
@@ -154,12 +154,12 @@ class Pool:
     async def _upgrade(self, drive: int) -> None:
         """Bring headers of format 2 to format 3, in place. A crash leaves both kinds, and the superblock says so."""
         block, image = self._superblocks[drive], self.map.image(drive)
-        found = upgrade(image[: block.header_pages_used * PAGE_BYTES], block.salt)
-        if found:
+        upgraded = upgrade(image[: block.header_pages_used * PAGE_BYTES], block.salt)
+        if upgraded:
             await self._write(_region(drive, 0, block.header_pages_used, image), at_once=True)
             await self._ring.sync([drive])
         await self._write_superblock(drive, replace(block, upgrading=False, generation=block.generation + 1))
-        logger().info("pool upgraded", drive=self._names[drive], headers=found)
+        logger().info("pool upgraded", drive=self._names[drive], headers=upgraded)
 
     def use(self, ring: Ring) -> None:
         """Read and write through this ring from now on."""
@@ -192,7 +192,7 @@ class Pool:
         Raises `DriveFailed`; then none of their headers will come back, except with a drive that has failed.
         """
         shape = placed[0].header.chunk.shape
-        source = self._striped([each.place for each in placed], shape.slice_bytes, addresses, strides)
+        source = self._striped([chunk.place for chunk in placed], shape.slice_bytes, addresses, strides)
         try:
             await self._write(source.layers(0, shape.num_layers))
             await self._change(placed, commit=True)
@@ -263,10 +263,10 @@ class Pool:
             group, self._changes = self._changes, []
             error = await self._commit_while_drives_last(group)
             for change in group:
-                gone = any(each.place.drive in self._failed for each in change.placed)
+                is_lost = any(chunk.place.drive in self._failed for chunk in change.placed)
                 if change.done.done():
                     continue
-                if error is not None or gone:
+                if error is not None or is_lost:
                     change.done.set_exception(error or DriveFailed("its drive has failed", frozenset(self._failed)))
                     change.done.exception()  # the waiter has gone, perhaps
                 else:
@@ -288,15 +288,15 @@ class Pool:
                 return None
 
     async def _commit_group(self, group: Sequence[_Change]) -> None:
-        written = {placed.place.drive for each in group if each.commit for placed in each.placed} - self._failed
+        written = {placed.place.drive for change in group if change.commit for placed in change.placed} - self._failed
         if written:
             await self._ring.sync(sorted(written))
         pages: Pages = {}
-        for each in group:
-            placed = [placed for placed in each.placed if placed.place.drive not in self._failed]
-            changed = self.map.commit(placed) if each.commit else self.map.forget(placed)
-            for drive, mine in changed.items():
-                pages.setdefault(drive, []).extend(mine)
+        for change in group:
+            placed = [placed for placed in change.placed if placed.place.drive not in self._failed]
+            changed = self.map.commit(placed) if change.commit else self.map.forget(placed)
+            for drive, changed_pages in changed.items():
+                pages.setdefault(drive, []).extend(changed_pages)
         if not pages:
             return
         for drive in pages:
@@ -339,8 +339,8 @@ class Pool:
     async def _write_pages(self, pages: Pages) -> None:
         parts = [
             _region(drive, first, count, self.map.image(drive))
-            for drive, mine in pages.items()
-            for first, count in joined(mine)
+            for drive, drive_pages in pages.items()
+            for first, count in joined(drive_pages)
         ]
         await self._write(Contexts.join(parts), at_once=True)
 
@@ -354,16 +354,16 @@ class Pool:
     def _grown(self, name: str, file: int, block: Superblock, slot: int) -> Superblock:
         """Slabs are added at the end; there are no more headers than there were."""
         geometry = block.geometry
-        wanted = (self._settings.drive_bytes - geometry.data_offset) // geometry.slab_bytes
-        if wanted < geometry.slab_count:
+        slabs = (self._settings.drive_bytes - geometry.data_offset) // geometry.slab_bytes
+        if slabs < geometry.slab_count:
             raise ConfigInvalid(
                 f"QUIRE_STORAGE_DRIVE_BYTES={self._settings.drive_bytes}: the pool on {name} has {geometry.file_bytes} "
                 "bytes and cannot be made smaller; set so many at least, or give the node an empty folder, into which "
                 "its chunks come back from other nodes and the object tier"
             )
-        if wanted == geometry.slab_count:
+        if slabs == geometry.slab_count:
             return block
-        grown = replace(block, geometry=replace(geometry, slab_count=wanted), generation=block.generation + 1)
+        grown = replace(block, geometry=replace(geometry, slab_count=slabs), generation=block.generation + 1)
         self._drives.grow(file, grown.geometry.file_bytes, pack_superblock(grown), PAGE_BYTES * slot)
         logger().info("a pool has grown", drive=name, before=geometry.file_bytes, now=grown.geometry.file_bytes)
         return grown

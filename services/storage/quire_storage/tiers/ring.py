@@ -178,8 +178,8 @@ class Ring:
         while self._writes:
             job, now_s = self._writes[0], self._clock.monotonic_s()
             room = self._gate.room(now_s, self._backlog_bytes, job.since_s)
-            before = int(job.ends[job.issued - 1]) if job.issued else 0
-            stop = int(np.searchsorted(job.ends, before + room, side="right"))
+            previous_end = int(job.ends[job.issued - 1]) if job.issued else 0
+            stop = int(np.searchsorted(job.ends, previous_end + room, side="right"))
             stop = min(stop, job.issued + CONTEXTS_MAX)
             if stop <= job.issued:
                 break

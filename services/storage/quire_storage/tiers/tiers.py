@@ -106,8 +106,8 @@ class Tiers:
 
     def find(self, key: bytes) -> Header | None:
         """What is known of a chunk that can be read here."""
-        found = self.residency.look(key)
-        return found[0] if found is not None else None
+        listing = self.residency.look(key)
+        return listing[0] if listing is not None else None
 
     def find_all(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Those of the chunks that can be read here."""
@@ -141,9 +141,9 @@ class Tiers:
             raise
         finally:
             del self._records[ticket]
-        copies, missing = cast(ev.PinResult, answer)
+        copies, absent = cast(ev.PinResult, answer)
         self._executor.count()
-        return Pinned(ticket, copies, missing)
+        return Pinned(ticket, copies, absent)
 
     def pin_also(self, copy: Copy) -> Pinned:
         """Keep a copy that is pinned already for longer."""
@@ -173,8 +173,8 @@ class Tiers:
         """
         ticket = self._executor.ticket()
         event = ev.PromotionWanted(ticket, [copy.number for copy in copies], prefetch)
-        found = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
-        return ticket, found
+        places = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
+        return ticket, places
 
     def end_promotion(self, ticket: int, promotion: int, *, complete: bool) -> None:
         """`complete`: every byte of it was read and verified."""
@@ -288,13 +288,13 @@ class Tiers:
 
         `keepers`, if there are any: from this node only, copies at `level` at most, where each keeper has them too.
         """
-        gone = 0
+        evicted = 0
         for first in range(0, len(keys), _EVICTED_AT_ONCE):
             part = list(keys[first : first + _EVICTED_AT_ONCE])
             ticket = self._executor.ticket()
             event = ev.EvictionWanted(ticket, part, tuple(keepers), level)
-            gone += cast(int, await self._executor.answer(ticket, event))
-        return gone
+            evicted += cast(int, await self._executor.answer(ticket, event))
+        return evicted
 
     def lose(self, copies: Sequence[Copy]) -> None:
         """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
@@ -327,18 +327,18 @@ class Tiers:
 
     async def _fetch(self, keys: Sequence[bytes]) -> None:
         assert self.objects is not None, "the machine knows that there is an object tier"
-        left = dict.fromkeys(keys)
+        remaining = dict.fromkeys(keys)
         try:
             async for header, payload in self.objects.fetch(await self._object_generations(keys)):
                 async with self.reserved(header.chunk.shape, 1) as slots:
                     self.lay(slots, 0, payload)
                     fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
-                    del left[header.chunk.key]
+                    del remaining[header.chunk.key]
                     self._executor.post(fetched)
         except PoolFull as error:
-            logger().warning("no memory for what the object tier has", chunks=len(left), error=str(error))
+            logger().warning("no memory for what the object tier has", chunks=len(remaining), error=str(error))
         finally:
-            for key in left:
+            for key in remaining:
                 self._executor.post(ev.FetchFailed(key))
 
     async def _object_generations(self, keys: Sequence[bytes]) -> dict[bytes, int]:

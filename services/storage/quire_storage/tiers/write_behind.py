@@ -170,13 +170,13 @@ class WriteBehind:
 
     async def _list_some(self) -> bool:
         """Objects that were written before: ask which are listed, and write the others."""
-        mine = dict(self._unlisted.popitem(last=False) for _ in range(min(_LISTED_AT_ONCE, len(self._unlisted))))
-        self._sending.update(mine)
+        batch = dict(self._unlisted.popitem(last=False) for _ in range(min(_LISTED_AT_ONCE, len(self._unlisted))))
+        self._sending.update(batch)
         answered = False
         try:
-            answered = await self._logged(self._ask(list(mine)))
+            answered = await self._logged(self._ask(list(batch)))
         finally:
-            for key, size in mine.items():
+            for key, size in batch.items():
                 self._sending.discard(key)
                 if self._chunks.wants_object(key) and answered and not self._rebuilding:
                     self._write_later(key, size)
@@ -230,16 +230,16 @@ class WriteBehind:
             return True
         listed, complete = await self._registry.object_generations([record for record, _ in chunks])
         for record, generation in chunks:
-            here = self._chunks.listed(record.key)
-            if here is not None and listed.get(record.key) == here[1] == generation:
-                self._chunks.uploaded(here[0].chunk, generation)
+            listing = self._chunks.listed(record.key)
+            if listing is not None and listed.get(record.key) == listing[1] == generation:
+                self._chunks.uploaded(listing[0].chunk, generation)
         if not complete and self._rebuilding is None:
             self._rebuilding = asyncio.create_task(self._ask_again())
         return True
 
     def _wanted(self, key: bytes) -> tuple[ChunkRecord, int] | None:
         """A chunk that is here, and the generation of its entry, which does not list the object tier yet."""
-        found = self._chunks.listed(key)
-        if found is None or not found[1] or not self._chunks.wants_object(key):
+        listing = self._chunks.listed(key)
+        if listing is None or not listing[1] or not self._chunks.wants_object(key):
             return None
-        return found[0].chunk.record, found[1]
+        return listing[0].chunk.record, listing[1]
