@@ -49,8 +49,10 @@ def bench_delivery(
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run, or, from
-    drives, against the bare device."""
+    """Layerwise delivery (Llama 3.1 8B layout) against a bare stream.
+
+    The stream sends the same layers by pyucx in the same run; from drives the baseline is the bare device.
+    """
     from quire_bench import delivery
 
     sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))

@@ -37,8 +37,9 @@ _BILLION: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Chains of `shortest` to `longest` chunks, of which the first `common` are the same in all; stored by `turns` of
-    so many chunks, 0 for whole.
+    """Chains of `shortest` to `longest` chunks.
+
+    The first `common` are the same in all. They are stored by `turns` of that many chunks, 0 for whole.
     """
 
     shortest: int

@@ -11,6 +11,7 @@ from quire_tools.report import Report
 
 def draw(report: Report, column: str, label: Callable[[dict[str, Any]], str], path: Path) -> None:
     """Two bars for each row: `column`, which has the baseline's unit, and the baseline; the ratio stands behind them.
+
     `label`: of a row, by its parameters.
     """
     import matplotlib

@@ -1,4 +1,4 @@
-"""Finds and loads libucp, once per process, with UCX told beforehand to leave the process alone.
+"""Finds and loads libucp, once per process, after configuring UCX to leave the process alone.
 
 Order: `PYUCX_LIBUCP` (a path), the system's libucp when the machine has an RDMA device and the library its transport,
 the `libucx-cu12` wheel, the system's libucp.
@@ -85,7 +85,7 @@ def wheel_library() -> Path | None:
 
 
 def has_rdma(library: Path) -> bool:
-    """Whether this machine has an RDMA device and `library` lies beside UCX's transport for it."""
+    """Return whether this machine has an RDMA device and `library` is in the folder of UCX's transport for it."""
     devices = Path("/sys/class/infiniband")
     return devices.is_dir() and any(devices.iterdir()) and any((library.parent / "ucx").glob("libuct_ib*"))
 
@@ -106,7 +106,7 @@ def candidates() -> list[tuple[str, Path]]:
 
 
 def load() -> Library:
-    """Load the preferred libucp. Raises `LibraryNotFound` with the list of what was tried."""
+    """Load the preferred libucp. Raises `LibraryNotFound` with the list of libraries that were tried."""
     for name, value in _PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     tried: list[str] = []

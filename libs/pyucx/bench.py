@@ -1,4 +1,4 @@
-"""`python -m pyucx.bench`: put, get, stream and latency between two processes, with the same stream in C beside it.
+"""`python -m pyucx.bench`: put, get, stream and latency between two processes, compared with the same stream in C.
 
 The C program (tests/benchmarks/ucx_stream.c of the repository) is built with gcc against the headers of the library in
 use; where either is missing the column stays empty. `ucx_perftest` is run where found: its put reuses one buffer,
@@ -34,7 +34,7 @@ _C_SOURCE = Path("tests/benchmarks/ucx_stream.c")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size: GB/s (10^9 bytes) by verb, latency of one layer and its message in µs; medians over the rounds."""
+    """Medians for one size: GB/s (10^9 bytes) by verb, latency of one layer and its message in µs."""
 
     transport: str
     size: int
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One side of the pair, connected, with `memory` here and `remote` at the other side, of the same size."""
+    """A side of the pair, connected, with `memory` here and `remote` at the other side, of the same size."""
 
     worker: Worker
     endpoint: Endpoint
@@ -72,7 +72,7 @@ async def _connect(
 
 
 async def _peer(transport: str, size: int) -> None:
-    """The other process: streams its layers into the parent's memory whenever it is asked to."""
+    """Run the other process: it streams its layers into the parent's memory at each request."""
     loop = asyncio.get_running_loop()
 
     async def read() -> str:
@@ -179,7 +179,7 @@ def build_c_program(folder: Path) -> Path | None:
 
 
 def header_folder() -> Path | None:
-    """Where the headers of the library in use lie."""
+    """Return the folder of the headers of the library in use."""
     places = [library.path.parent.parent / "include", library.path.parent.parent.parent / "include"]
     return next((place for place in places if (place / "ucp/api/ucp.h").exists()), None)
 
@@ -193,7 +193,7 @@ def run_c_program(program: Path, transport: str, size: int, rounds: int) -> list
 
 
 def perftest(size: int) -> str | None:
-    """One line of `ucx_perftest`'s put bandwidth, for orientation."""
+    """Return a line of `ucx_perftest`'s put bandwidth, for orientation."""
     if shutil.which("ucx_perftest") is None:
         return None
     server = subprocess.Popen(["ucx_perftest"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

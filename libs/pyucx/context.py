@@ -96,7 +96,7 @@ def _cdef_version() -> tuple[int, int]:
 class Memory:
     """Memory that is registered, and so can be a source or a target.
 
-    `address` and `length` (bytes) with `remote_key` are what a peer needs to write here or to read from here. Nothing
+    `address` and `length` (bytes) with `remote_key` are needed by a peer to write here or to read from here. Nothing
     at this side checks a peer's access: give the key only to whom you trust with the whole range, and do not `close()`
     or reuse the memory while a peer may still be writing.
     """

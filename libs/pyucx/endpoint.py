@@ -70,7 +70,7 @@ class RemoteMemory:
 
 
 class Endpoint:
-    """One peer. Made by `Worker.connect`; every method belongs to the worker's loop.
+    """Connection to one peer, made by `Worker.connect`; every method belongs to the worker's loop.
 
     Cancelling an awaited operation abandons the wait, not the transfer: memory stays in use until the operation ends
     or `abort()` has run.
@@ -129,7 +129,7 @@ class Endpoint:
         return lambda: self._failure_callbacks.pop(token, None) and None
 
     def fail(self, status: int) -> None:
-        """What the worker calls from UCX's error handler."""
+        """Return the function that the worker calls from UCX's error handler."""
         if self._error is None:
             self._error = PeerDied("endpoint", status, status_text(status))
             callbacks, self._failure_callbacks = self._failure_callbacks, {}
@@ -259,7 +259,7 @@ class Endpoint:
             await asyncio.sleep(0.001)
 
     async def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Flush what was posted, tell the peer, and disconnect. A peer that is gone is no error here."""
+        """Flush posted operations, notify the peer, and disconnect. A disconnected peer is no error here."""
         if self._handle is None:
             return
         if self._error is not None:
@@ -273,7 +273,7 @@ class Endpoint:
             return  # the connection is gone either way
 
     def abort(self) -> None:
-        """Disconnect now; what is in flight ends with an error, and the endpoint counts as failed."""
+        """Disconnect now; operations in flight end with an error, and the endpoint counts as failed."""
         if self._handle is not None:
             self._close(_cdef.CLOSE_FORCE, lambda status: None)
             self.fail(_cdef.STATUS_CANCELED)
@@ -335,7 +335,7 @@ class Endpoint:
         self._worker.post(call, ended, keep=keep)
 
     def future(self, operation: str) -> Outcome:
-        """What a posted operation ends with, to await. `operation`: its name, for the error."""
+        """Result of a posted operation, to await. `operation`: its name, for the error."""
         return Outcome(self, operation)
 
     def _greeted(self, status: int) -> None:
@@ -371,7 +371,7 @@ class Outcome:
             self._future.set_result(status)
 
     async def wait(self, timeout_s: float) -> None:
-        """Raises `OperationTimeout`, `PeerDied` or `OperationFailed`."""
+        """Wait for the end. Raises `OperationTimeout`, `PeerDied` or `OperationFailed`."""
         try:
             async with asyncio.timeout(timeout_s):
                 status = await self._future

@@ -8,7 +8,7 @@ UcxError
 ├── Closed                   the object was closed before the call
 ├── OperationTimeout         no completion in time; the transfer may still be in flight (also a TimeoutError)
 └── OperationFailed          UCX completed an operation with an error status
-    └── PeerDied             the peer's process or its link is gone (also a ConnectionError)
+    └── PeerDied             the peer's process or its link has failed (also a ConnectionError)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class UcxError(Exception):
 
 
 class LibraryNotFound(UcxError, ImportError):
-    """No usable libucp was found when `pyucx` was imported; the message lists what was tried."""
+    """No usable libucp was found when `pyucx` was imported; the message lists the libraries that were tried."""
 
 
 class InvalidRemoteKey(UcxError):
@@ -56,4 +56,4 @@ class OperationFailed(UcxError):
 
 
 class PeerDied(OperationFailed, ConnectionError):
-    """The peer's process or its link is gone; the endpoint is of no more use."""
+    """The peer's process or its link has failed; the endpoint cannot be used any longer."""

@@ -37,10 +37,10 @@ class _Announcement:
 
 
 class Stream:
-    """One producer's payloads, in order. Made by `Endpoint.stream`; not for two tasks at once.
+    """Stream of one producer's payloads, in order. Made by `Endpoint.stream`; not for two tasks at once.
 
     `send` and `gather` return when the bytes are posted, `drain` when everything has arrived and been announced.
-    After an error nothing more is announced; `drain` then waits for what is in flight and raises.
+    After an error nothing more is announced; `drain` then waits for the puts in flight and raises.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Stream:
         self._endpoint.post_flush(flushed)
 
     async def drain(self, timeout_s: float = 30.0) -> None:
-        """Wait until nothing is in flight and everything is announced. Raises what went wrong on the way.
+        """Wait until nothing is in flight and everything is announced. Raises the first error on the way.
 
-        After this returned or raised anything but `OperationTimeout`, neither side's memory is touched any more.
+        After this returned or raised anything but `OperationTimeout`, neither side's memory is touched afterwards.
         """
         try:
             async with asyncio.timeout(timeout_s):

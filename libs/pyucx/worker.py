@@ -1,9 +1,9 @@
 """A UCX worker that makes progress inside the running asyncio loop.
 
-UCX makes no progress by itself: here the loop calls `ucp_worker_progress`. While operations are
-outstanding (or messages are expected), progress runs in ticks of at most 200 µs by `call_soon`, so that other tasks of
-the loop keep running; after 100 µs without an event the worker is armed and sleeps on its file descriptor. An idle
-worker costs nothing, and no second thread fights for the GIL.
+UCX makes no progress of its own: here the loop calls `ucp_worker_progress`. While operations are outstanding (or
+messages are expected), progress runs in ticks of at most 200 µs by `call_soon`, so that other tasks of the loop keep
+running; after 100 µs without an event the worker is armed and sleeps on its file descriptor. An idle worker costs
+nothing, and no second thread fights for the GIL.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Worker:
         _ucp.ucp_worker_destroy(handle)
 
     def address(self) -> bytes:
-        """What a peer needs to connect to this worker."""
+        """Address that a peer needs to connect to this worker."""
         address, length = ffi.new("ucp_address_t **"), ffi.new("size_t *")
         check(_ucp.ucp_worker_get_address(self.handle, address, length), "get the worker's address")
         try:
@@ -119,7 +119,7 @@ class Worker:
             _ucp.ucp_worker_release_address(self._handle, address[0])
 
     def connect(self, address: bytes) -> Endpoint:
-        """An endpoint to the worker that has `address`. A peer that is gone already shows here or at the first wait."""
+        """An endpoint to the worker that has `address`. A peer that has died is reported here or at the first wait."""
         return Endpoint(self, address)
 
     def on_message(self, message_id: int, handler: MessageHandler) -> None:
@@ -151,7 +151,7 @@ class Worker:
     def post(self, call: Callable[[Any], Any], completion: Completion, *, keep: Any = None) -> None:
         """Run `call(request_params)`; `completion(status)` runs once, now or from a later tick.
 
-        `keep` stays referenced until then.
+        `keep` stays referenced for as long.
         """
         operation = self._next_operation
         self._next_operation += 1
@@ -172,7 +172,7 @@ class Worker:
         self._endpoints[int(ffi.cast("uintptr_t", handle))] = endpoint
 
     def detach(self, handle: Any) -> None:
-        """The connection's handle is closed: errors of it are of no concern any more."""
+        """The connection's handle is closed: its errors are ignored from now on."""
         self._endpoints.pop(int(ffi.cast("uintptr_t", handle)), None)
 
     @property
@@ -187,7 +187,7 @@ class Worker:
             self.loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        """One slice of progress, then: again in the next iteration of the loop, or arm and sleep."""
+        """Make one slice of progress, then: again in the next iteration of the loop, or arm and sleep."""
         handle = self._handle
         if handle is None:
             return

@@ -1,1 +1,1 @@
-"""What Quire's services share: their life, configuration, telemetry, Redis, object stores, certificates."""
+"""Shared parts of Quire's services: start and stop, configuration, telemetry, Redis, object stores, certificates."""

@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Where they are. `members`: by the name of the service, and of `operator`."""
+    """Files of the certificates. `members`: by the name of the service, and of `operator`."""
 
     ca: Path
     members: Mapping[str, Pair]
@@ -46,7 +46,10 @@ class Certificates:
 
 
 def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """Make what is not there, and replace what is not the authority's. Raises `InvalidRequest` for `days` below one."""
+    """Make missing certificates, and replace those of another authority.
+
+    Raises `InvalidRequest` for `days` below one.
+    """
     if days < 1:
         raise InvalidRequest(f"{days} days", field="days")
     folder.mkdir(parents=True, exist_ok=True)

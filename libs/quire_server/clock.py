@@ -1,4 +1,4 @@
-"""Time as a port: what decides never reads a clock by itself."""
+"""Time as a port: decisions take the time as an argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Seconds that only grow."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so much time has passed."""
+        """Return when this time has passed."""
 
 
 class SystemClock:
@@ -43,7 +43,7 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """As asyncio does."""
+        """Sleep by asyncio."""
         await asyncio.sleep(seconds)
 
 

@@ -23,7 +23,7 @@ _HEARTBEAT_S_MAX: Final = 3.0
 
 
 class ClusterView(Protocol):
-    """As it was a moment ago."""
+    """The last view."""
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -31,7 +31,7 @@ class ClusterView(Protocol):
 
     @property
     def link_rates(self) -> Mapping[str, int]:
-        """What one more delivery would get on each link, bytes per second, where the scheduler says so."""
+        """Rate of one more delivery on each link, bytes per second, if the scheduler reports it."""
 
     def storage_nodes(self) -> Mapping[str, Node]:
         """Storage nodes among them."""
@@ -40,7 +40,7 @@ class ClusterView(Protocol):
         """Look again, now. Raises `MetadataUnavailable`."""
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        """What a namespace's tenant gets of the links."""
+        """Return the share of links of a namespace's tenant."""
 
 
 class MembersRead(Protocol):
@@ -57,9 +57,9 @@ class TenantsRead(Protocol):
 
 
 class RefreshedView:
-    """The picture of a service that only reads it: new at every change, and every `refresh_s` in case one was missed.
+    """The view of a service that only reads it: renewed at every change, and every `refresh_s` in case one was missed.
 
-    Without Redis it stays as it was. Members expire in Redis during an outage: when it answers again, those that were
+    Without Redis it stays unchanged. Members expire in Redis during an outage: when it answers again, those that were
     alive before count as alive until each had time to send a heartbeat.
     """
 
@@ -94,7 +94,7 @@ class RefreshedView:
         return self.policy(namespace.tenant)
 
     def policy(self, tenant: str) -> TenantPolicy:
-        """What was set for a tenant, by the digest of its salt."""
+        """Return the policy of a tenant, by the digest of its salt."""
         return self._tenants.get(tenant) or TenantPolicy(tenant)
 
     async def refresh(self) -> None:

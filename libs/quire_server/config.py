@@ -1,8 +1,8 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
-The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. An
-unknown variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect. Each variable
-of a service may be in a file instead, which the variable's name with `_FILE` names.
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. An unknown
+variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect. Each variable of a
+service may be in a file instead, which the variable's name with `_FILE` names.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def setting(
     choices: Sequence[str] = (),
     folders: bool = False,
 ) -> Any:
-    """A field of a configuration dataclass. `doc`: one sentence; `variable`: a name that services share; `bytes_min`:
-    of a secret's text, which no problem repeats; `folders`: it names folders to write to, separated by commas.
+    """A field of a configuration dataclass.
+
+    `doc`: one sentence; `variable`: a name that services share; `bytes_min`: of a secret's text, which no problem
+    repeats; `folders`: it names folders to write to, separated by commas.
     """
     metadata = {
         "doc": doc,
@@ -70,7 +72,7 @@ def setting(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """What every service has."""
+    """Settings of every service."""
 
     metrics_listen: str = setting("", "host:port of the metrics for Prometheus, at /metrics; empty for none")
     cluster_ca: str = setting(
@@ -93,7 +95,7 @@ class ServiceConfig:
         return [file for file in (self.cluster_ca, self.cluster_cert) if file]
 
     def problems(self) -> list[str]:
-        """What cannot be right about the values together."""
+        """Return contradictions between the values."""
         return files_together(
             {
                 "QUIRE_CLUSTER_CA": self.cluster_ca,
@@ -105,7 +107,7 @@ class ServiceConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberConfig(ServiceConfig):
-    """What every member of a cluster has."""
+    """Settings of every member of a cluster."""
 
     cluster_secret: str = setting(
         "",
@@ -167,7 +169,7 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
 
 
 def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
-    """As `load`, but returns the problems; an invalid value is replaced by its default."""
+    """Load like `load`, but return the problems; an invalid value is replaced by its default."""
     source = os.environ if environment is None else environment
     hints, values, problems = get_type_hints(kind), {}, unknown_variables(source)
     for field in dataclasses.fields(kind):

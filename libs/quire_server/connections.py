@@ -38,9 +38,10 @@ def connections_max(share: float) -> int:
 
 
 class HttpConnections:
-    """The connections of one HTTP server, those in a TLS handshake too. A newcomer beyond the bound replaces the oldest
-    one that never had a request, else the one whose last request is longest ago, else the oldest handshake; it is
-    refused where all are being served.
+    """The connections of one HTTP server, those in a TLS handshake too.
+
+    A newcomer beyond the bound replaces the oldest one that never had a request, else the one whose last request is
+    longest ago, else the oldest handshake; it is refused where all are being served.
     """
 
     def __init__(self, bound: Callable[[], int]) -> None:

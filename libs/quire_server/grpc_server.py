@@ -63,17 +63,17 @@ class Authenticated(Protocol):
 
 
 class Server:
-    """A gRPC server with everything that each of Quire's has.
+    """A gRPC server with the common parts of Quire's services.
 
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
     `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
-    `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
-    run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
-    know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
-    before its request is read; tenants then share `requests_max`, and `sessions_max` sessions come on top. Without it,
-    and without TLS, members are served alone, by a header with their role and its proof; `accept_unproven`: callers
-    without that header, too. `strangers`: callers are tenants, whose traces are linked and not continued. `share`: of
-    the process' descriptors, for connections.
+    `public`, all clients. `connection_age_s`: after about that time a connection takes no new requests, and those that
+    run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that know
+    one may read the spans of this process. `authenticate`: refuses a caller by the headers of a call, before its
+    request is read; tenants then share `requests_max`, and `sessions_max` sessions come on top. Without it, and without
+    TLS, members are served alone, by a header with their role and its proof; `accept_unproven`: callers without that
+    header, too. `strangers`: callers are tenants, whose traces are linked and not continued. `share`: of the process'
+    descriptors, for connections.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Server:
         """Where it listens, once it has been started."""
 
     async def start(self) -> None:
-        """Listen, and report healthy. Raises `ConfigInvalid` for an address that is none, or is taken."""
+        """Listen, and report healthy. Raises `ConfigInvalid` for an address that is invalid, or is taken."""
         try:
             if self._credentials is None:
                 self.port = self.grpc.add_insecure_port(self._address)
@@ -139,7 +139,7 @@ class Server:
         await self._report(health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self, drain_s: float) -> None:
-        """Report unhealthy, and serve for `drain_s` who has not heard of it yet."""
+        """Report unhealthy, and serve clients that have not noticed yet for `drain_s`."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await asyncio.sleep(drain_s)
 
@@ -164,8 +164,9 @@ class Server:
 
 
 async def until_signalled(stop_within_s: float) -> str:
-    """Return on SIGTERM or SIGINT, with its name. So long after it the process ends, whatever still hangs; its log then
-    says where.
+    """Return on SIGTERM or SIGINT, with its name.
+
+    That time after it the process ends, whatever still hangs; its log then shows where.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
@@ -195,7 +196,7 @@ class Serving:
         self._span = span
 
     def failed(self, error: Exception) -> errors.QuireError:
-        """What its caller hears of an exception. The log has those that nothing should raise."""
+        """Return the caller's error for an exception. The log has the unexpected ones."""
         if not isinstance(error, errors.QuireError):
             logger().error("a request failed unexpectedly", method=self._method, exc_info=error)
             error = errors.InternalError("internal error; the service's log has the details")
@@ -208,15 +209,17 @@ class Serving:
 
 
 class Served:
-    """The requests of a service: a span for each, in the caller's trace, how long it took, and what came of it: `ok`,
-    `refused` (for what its caller did or has) or `failed`, of all methods of `services` from the start.
+    """Measures the requests of a service: a span for each, in the caller's trace, its time, and its outcome.
+
+    Outcomes are `ok`, `refused` (because of the caller) or `failed`, of all methods of `services` from the start.
     """
 
     def __init__(
         self, services: Sequence[str], on_failure: OnFailure | None = None, *, strangers: bool = False
     ) -> None:
-        """`on_failure`: called with the method and the error of each request that fails. `strangers`: callers are
-        tenants, whose traces are linked.
+        """`on_failure`: called with the method and the error of each request that fails.
+
+        `strangers`: callers are tenants, whose traces are linked.
         """
         self.on_failure = on_failure
         self._strangers = strangers
@@ -258,7 +261,7 @@ class Served:
 
 
 def _path(full_name: str) -> str:
-    """Of a method, as it is called: package.Service/Name."""
+    """Return the path by which a method is called: package.Service/Name."""
     service, _, name = full_name.rpartition(".")
     return f"{service}/{name}"
 

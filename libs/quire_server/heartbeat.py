@@ -25,9 +25,11 @@ _REFUSALS = (VersionUnsupported, NameTaken, SecretDiffers)
 
 @dataclass(frozen=True, slots=True)
 class ClusterNews:
-    """The name of the index, another one if it was lost; the cluster's threshold Θ, 0 for none; what the index lists
-    for this node, None where that was not looked up; and, if this node is to register what lies in the object tier, by
-    what name it reports that.
+    """News of a heartbeat.
+
+    The name of the index, another one if it was lost; the cluster's threshold Θ, 0 for none; the index's listing of
+    this node, None if it was not read; and, if this node is to register the contents of the object tier, the name under
+    which it reports that.
     """
 
     index_epoch: str
@@ -37,7 +39,7 @@ class ClusterNews:
 
 
 class Heartbeat:
-    """Announces `describe()` to the orchestrator at the interval that it asks for.
+    """Announces `describe()` to the orchestrator at the interval that it sets.
 
     Each response updates `on_news` (the index), `roster` (the other storage nodes) and `clock`. `secret`: the
     cluster's.

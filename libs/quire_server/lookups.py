@@ -41,7 +41,7 @@ _NOWHERE: Final = Location()
 
 
 class LookupIndex(Protocol):
-    """What look-ups need of the index; see `quire_server.redis.PrefixIndex`."""
+    """Port of look-ups to the index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]: ...
@@ -50,7 +50,7 @@ class LookupIndex(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSettings:
-    """`secrets`: the cluster's, the first signs leases. `fetch_fixed_ms`: what a fetch costs besides its bytes."""
+    """`secrets`: the cluster's, the first signs leases. `fetch_fixed_ms`: cost of a fetch besides its bytes."""
 
     secrets: tuple[bytes, ...]
     lease_ttl_ms_max: int = 300_000
@@ -59,10 +59,10 @@ class LookupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a client wants to know. `prompt_tokens` and `device` ask for advice.
+    """The question of a client. `prompt_tokens` and `device` ask for advice.
 
-    `unchained`: the keys are no prefix, each stands for itself; then without lease and advice. `scope`: what a lease on
-    them has as its namespace.
+    `unchained`: the keys are no prefix, each stands for itself; then without lease and advice. `scope`: the namespace
+    of a lease on them.
     """
 
     namespace: Namespace
@@ -79,8 +79,8 @@ class Question:
 class Found:
     """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`.
 
-    Of keys that are no prefix `there` says which can be read; `ranges` count those.
-    `tenant`: whose namespace it is, and what that tenant gets of the links.
+    For unchained keys `there` says which can be read; `ranges` count those. `tenant`: whose namespace it is, and that
+    tenant's share of links.
     """
 
     ranges: Sequence[ChunkRange] = ()
@@ -98,7 +98,7 @@ class Found:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Of the nodes' gRPC servers, by node."""
+        """Addresses of the nodes' gRPC servers, by node."""
         return {node.node_id: node.grpc_address for node in self.nodes}
 
 
@@ -160,7 +160,7 @@ class Lookups:
 
     @property
     def leases(self) -> int:
-        """Those that were given here, until they are given back here or run out."""
+        """Leases that were given here, before they are given back here or expire."""
         self._forget_expired()
         return len(self._leased)
 
@@ -205,7 +205,7 @@ class Lookups:
         return replace(answer, lease=lease, token=self._signer.sign(lease))
 
     async def _lookup_each(self, question: Question) -> Found:
-        """Of keys that are no prefix."""
+        """Look up unchained keys."""
         keys = question.keys.distinct()
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
@@ -242,7 +242,7 @@ class Lookups:
             index_us += (time.perf_counter_ns() - started) // 1000
             ranges = readable_ranges(match, live, keys, reader)
             if _covered(ranges) < match.count and not looked_again:
-                # A holder is dead, or has joined since the view was taken: what it has may be acknowledged.
+                # A holder is dead, or has joined since the view was taken: its chunks may be acknowledged.
                 await self._view.refresh()
                 live, looked_again = self._view.storage_nodes(), True
                 ranges = readable_ranges(match, live, keys, reader)
@@ -250,7 +250,7 @@ class Lookups:
             keys = keys.run(0, _covered(ranges))
             if pin is None or len(keys) == len(matched):
                 return _Readable(keys, ranges, live, index_us)
-            # What is pinned cannot be read, and might leave the index with its pin: pin what can.
+            # The pinned chunk cannot be read, and might leave the index with its pin: pin a readable one.
             await self._unpin(matched, pin)
             if not len(keys):
                 return _Readable(keys, ranges, live, index_us)
@@ -292,7 +292,7 @@ class Lookups:
     def _advise(
         self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
     ) -> Advice | None:
-        """None unless it is asked for, and where a profile or the scheduler's word on the link is missing."""
+        """Return advice; None unless it is requested, and without a profile or the scheduler's rate of the link."""
         if not (question.prompt_tokens and question.device and matched):
             return None
         layout = question.namespace.layout
@@ -307,13 +307,13 @@ class Lookups:
         return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
 
     def _newcomer_rate(self, storage_node: str) -> int:
-        """What one more delivery would get on that node's link, bytes per second; 0: unknown."""
+        """Return the rate of one more delivery on that node's link, bytes per second; 0: unknown."""
         node = self._view.live.get(storage_node)
         about = node.about if node is not None else None
         return self._view.link_rates.get(about.link, 0) if isinstance(about, StorageInfo) else 0
 
     def _count(self, namespace: Namespace, matched: int, requested: int) -> None:
-        """By namespace, the first so many; Prometheus keeps a series for each."""
+        """Count by namespace, up to a number of them; Prometheus keeps a series for each."""
         tag = namespace.tag[:4].hex()
         if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
             tag = "others"

@@ -1,4 +1,4 @@
-"""Who the storage nodes are: changes with a version, from an orchestrator to the members by their heartbeats."""
+"""Changes of the storage nodes, with a version, from an orchestrator to the members by their heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MembershipChanges:
 
 
 class KnownNodes:
-    """What a member knows of the storage nodes."""
+    """A member's knowledge of the storage nodes."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -44,7 +44,7 @@ class KnownNodes:
         self._told.set()
 
     async def storage_nodes(self) -> list[Node]:
-        """As of the last heartbeat; of a new one, where no other node was known by then."""
+        """Return the nodes as of the last heartbeat; of a new one, if no other node was known by then."""
         if len(self._nodes) < 2:
             self._told.clear()
             self._wanted.set()
@@ -62,9 +62,9 @@ class KnownNodes:
 
 
 class MembershipLog:
-    """What an orchestrator has to tell: looks at the storage nodes, and remembers when which of them changed.
+    """Log of an orchestrator: it reads the storage nodes, and remembers when which of them changed.
 
-    Versions are its own: who comes from another orchestrator is told everything once.
+    Versions are its own: a member that comes from another orchestrator receives everything once.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class MembershipLog:
         self._gone.pop(node.node_id, None)
 
     def changes(self, version: str) -> MembershipChanges:
-        """What one that knows that version does not know yet."""
+        """Return the changes since that version."""
         name, _, number = version.partition("/")
         current_version = f"{self._name}/{self._number}"
         if version == current_version:
@@ -128,7 +128,7 @@ class MembershipLog:
 
 
 def _same(previous: Node | None, current: Node) -> bool:
-    """For those who copy chunks to it: how much it has is not told each time that it changes."""
+    """Compare for nodes that copy chunks to it: the used bytes are not part of it."""
     if previous is None or not isinstance(previous.about, StorageInfo) or not isinstance(current.about, StorageInfo):
         return previous is current
     return previous is current or (

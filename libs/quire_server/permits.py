@@ -1,4 +1,4 @@
-"""Permits on their requests: what is signed is the whole message but for the permit, and which message it is."""
+"""Permits on requests: the signature is over the whole message without the permit, and its type."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def preflight(config: Any, prefix: str) -> list[str]:
 
 
 def _not_pinned(name: str, arena_bytes: int, ucx_tls: str) -> list[str]:
-    """RDMA, where it is named, pins what it registers: all of the arena. `CAP_IPC_LOCK` lifts the limit."""
+    """Check the limit of pinned memory: RDMA, if it is named, pins the whole arena. `CAP_IPC_LOCK` lifts the limit."""
     if ucx_tls.startswith("^") or not any(transport.strip().startswith(_RDMA) for transport in ucx_tls.split(",")):
         return []
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -1,4 +1,4 @@
-"""What tenants keep, and how much they may: S3 objects and image records beyond it are refused.
+"""Quotas of tenants: S3 objects and image records beyond it are refused.
 
 A tenant is named by its access keys, and limited by the digest of its salt, as its chunks are.
 """
@@ -42,7 +42,7 @@ class SharedReservations(Protocol):
 
 
 class Quotas:
-    """`policy`: what was set for a tenant, by its digest."""
+    """`policy`: returns the policy of a tenant, by its digest."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Quotas:
         return await self._objects.stored_bytes(tenant) + await self._images.stored_bytes(tenant)
 
     def _digests_of(self, tenant: str) -> list[str]:
-        """By each of the cluster's secrets."""
+        """Return the digests by each of the cluster's secrets."""
         if tenant not in self._digests:
             self._digests[tenant] = [tenant_name(salt_of(tenant, secret)) for secret in self._secrets]
         return self._digests[tenant]

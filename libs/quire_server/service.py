@@ -49,8 +49,8 @@ Closing = Callable[[], Awaitable[None]]
 def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
     """Read the configuration, set up telemetry, run `serve` on uvloop until it returns.
 
-    A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line. `--check` looks at
-    the configuration alone, `--help` tells of it.
+    A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line. `--check` reads the
+    configuration alone, `--help` prints it.
     """
     arguments = _arguments(name, kind, prefix)
     if arguments.check:
@@ -89,7 +89,7 @@ def raise_descriptors() -> None:
 
 
 def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace:
-    """Of the command line. `--help` prints and ends."""
+    """Parse the command line. `--help` prints and ends."""
     rows = []
     for field in dataclasses.fields(kind):
         default = " (must be set)" if field.metadata.get("required") else f" [{field.default}]" * (field.default != "")
@@ -109,7 +109,7 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tasks.say_where, "where the tasks are")
     faulthandler.register(signal.SIGUSR1, chain=True)  # the threads, though the loop be blocked; then the tasks
     be_background()
-    # What was imported stays: no collection walks it again. A request leaves few cycles behind.
+    # Imported modules stay: no collection walks them again. A request leaves few cycles behind.
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)
     try:
@@ -120,7 +120,7 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
             finally:
                 ended.cancel()
     except Exception:
-        # The loop would cancel what is left once, and wait for it: see `tasks.end`.
+        # The loop would cancel the remaining tasks once, and wait for them: see `tasks.end`.
         await tasks.end(asyncio.all_tasks() - {asyncio.current_task()})
         raise
 
@@ -135,7 +135,7 @@ async def _say_what_ended() -> None:
 
 
 def member_tls(config: ServiceConfig) -> Tls | None:
-    """As a member speaks with members; None where they speak without TLS."""
+    """Return the certificates for connections between members; None without TLS."""
     if not config.cluster_ca:
         return None
     return Tls(Path(config.cluster_ca), Path(config.cluster_cert), Path(config.cluster_key), MEMBER_NAME)
@@ -173,9 +173,9 @@ async def serve_member(
     frontends: Sequence[Closing] = (),
     last: Sequence[Closing] = (),
 ) -> None:
-    """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
+    """Run a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
-    What was looked up before it left can be had for `config.drain_s`. Then `frontends` are closed, whose requests need
+    Matches of earlier look-ups can be fetched for `config.drain_s`. Then `frontends` are closed, whose requests need
     this service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls
     others. Heartbeat responses update `roster`, the storage nodes, and `clock`.
     """
@@ -197,7 +197,7 @@ async def serve_member(
 
 
 async def until_stopped(stop_within_s: float, **about: str) -> None:
-    """Say that the service serves, wait until it is asked to stop, and say why it does."""
+    """Say that the service serves, wait for the request to stop, and log its reason."""
     logger().info("ready", **about)
     logger().info("stops", reason=await until_signalled(stop_within_s), **about)
 

@@ -1,4 +1,4 @@
-"""Tasks: how those end that run beside the requests, and where all of them wait."""
+"""Tasks: the end of background tasks, and where all of them wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOLD_MAX: Final = 30
 
 
 async def end(tasks: Iterable[asyncio.Task[Any] | None], again_s: float = _AGAIN_S) -> None:
-    """Cancel tasks, and return when they have ended; what they raise is dropped.
+    """Cancel tasks, and return when they have ended; their errors are dropped.
 
     One that goes on is cancelled again: before Python 3.12 `asyncio.wait_for`, by which redis-py sends, loses a
     cancellation that comes as it ends (cpython 86296). `again_s`: more than a task needs to clean up.
@@ -30,6 +30,7 @@ async def end(tasks: Iterable[asyncio.Task[Any] | None], again_s: float = _AGAIN
 
 def say_where(event: str) -> None:
     """Log where the tasks are, each from inside outwards, and how many are there; the places with most tasks first.
+
     Those of gRPC itself have no places.
     """
     places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
@@ -39,7 +40,7 @@ def say_where(event: str) -> None:
 
 
 def _places(coroutine: Any) -> list[str]:
-    """What it waits in, from outside inwards."""
+    """Return the frames in which it waits, from outside inwards."""
     places = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)

@@ -1,4 +1,4 @@
-"""What a member tells of the spans that it keeps in memory."""
+"""Serves the spans that a member keeps in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _PAGE: Final = 200
 
 
 class TraceServicer(TraceServiceServicer):
-    """For gateways, which ask for operators. They show a token that is made of one of the cluster's `secrets`."""
+    """Serves gateways, which ask on behalf of operators.
+
+    They show a token that is made of one of the cluster's `secrets`.
+    """
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         self._tokens = [spans_token(secret).encode() for secret in secrets]
@@ -27,7 +30,7 @@ class TraceServicer(TraceServiceServicer):
         metadata = context.invocation_metadata() or ()
         presented = bearer(next((str(value) for key, value in metadata if key == AUTHORIZATION), "")).encode()
         if not any(hmac.compare_digest(presented, token) for token in self._tokens):
-            raise Unauthenticated("spans are told to gateways, which know the cluster's secret", field=AUTHORIZATION)
+            raise Unauthenticated("spans are served to gateways, which know the cluster's secret", field=AUTHORIZATION)
         spans = recent_spans.kept()
         for first in range(0, len(spans), _PAGE):
             if response := recent_spans.told(spans[first : first + _PAGE], request.trace_id):

@@ -1,4 +1,4 @@
-"""`quire calibrate`: from which payload on layerwise delivery is faster here, and what a wrong threshold costs.
+"""`quire calibrate`: from which payload on layerwise delivery is faster here, and the cost of a wrong threshold.
 
 ObjectCache chooses the mode by W = N·L·S against Θ (Eq. 2), and leaves how sensitive that is to future work. Both modes
 are measured over W on a running cluster, with the compute windows of a profile; Θ is where choosing loses least.
@@ -95,7 +95,7 @@ def _report(layout: KvLayout, times: dict[int, tuple[float, float]]) -> tuple[Re
 
 
 def draw(report: Report, path: Path) -> None:
-    """Both modes over W, and what a threshold at W loses on average."""
+    """Draw both modes over W, and the average loss of a threshold at W."""
     import matplotlib
 
     matplotlib.use("Agg")

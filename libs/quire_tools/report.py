@@ -1,4 +1,4 @@
-"""What every benchmark produces: one JSON shape that tools read, one table, one figure."""
+"""Results of every benchmark: one JSON shape that tools read, one table, one figure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TALL_WIDTH = 170
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration: `params`, medians in `measured` (with their spread), the baseline's figure and the ratio."""
+    """Result of one configuration: `params`, medians with spread in `measured`, the baseline and the ratio."""
 
     params: dict[str, Any]
     measured: dict[str, float]
@@ -110,7 +110,7 @@ class Report:
 
 
 def _without_nan(value: Any) -> Any:
-    """For JSON, which has no word for it: null."""
+    """Replace NaN by null, for JSON."""
     match value:
         case float() if math.isnan(value):
             return None
@@ -122,7 +122,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def median(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Return the median of at least one value."""
     return statistics.median(values)
 
 

@@ -46,7 +46,7 @@ class Trace:
         return max(span.end_ns for span in self.spans.values())
 
     def children(self, parent_id: str | None) -> list[Span]:
-        """By start. Of None: the roots, and those whose parent is not here."""
+        """Return the children by start. Of None: the roots, and those whose parent is not here."""
         if parent_id is None:
             roots = [span for span in self.spans.values() if span.parent_id not in self.spans]
         else:

@@ -87,7 +87,7 @@ class QuirePaths:
         await self._client.evict(self.namespace, self._keys)
 
     async def forget_leases(self) -> None:
-        """So that the next look-ups see what has changed for the tenant."""
+        """Forget the leases, so that the next look-ups see the tenant's changes."""
         for match in self._found.values():
             await self._client.release(match)
         self._found.clear()

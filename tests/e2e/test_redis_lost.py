@@ -208,7 +208,7 @@ def test_an_orchestrator_says_so_and_tells_how_full_it_is(tmp_path: Path) -> Non
         small = LocalCluster(tmp_path / "c", schedulers=0, arena_bytes=64 << 20, redis_url=redis.url)
         with small as cluster:
             log, deadline = tmp_path / "c" / "logs" / "orchestrator.log", time.monotonic() + 20
-            while "Redis may lose what it is told" not in log.read_text():
+            while "Redis may lose acknowledged data" not in log.read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             (line,) = [json.loads(each) for each in log.read_text().splitlines() if "may lose" in each]

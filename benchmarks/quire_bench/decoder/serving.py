@@ -165,8 +165,9 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`theta`: latents in an owner's queue above which another node decodes; infinite for never. `window_s`: how long
-    the window takes, whatever it took when it was recorded.
+    """`theta`: latents in an owner's queue above which another node decodes; infinite for never.
+
+    `window_s`: how long the window takes, whatever it took when it was recorded.
     """
 
     nodes: int = NODES
@@ -182,9 +183,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Served:
-    """Of the window: seconds by request, where each was found, seconds in a device's queue, and how many were decoded
-    elsewhere.
-    """
+    """Figures of the window: seconds and source by request, seconds in a device's queue, decodes elsewhere."""
 
     seconds: Floats
     found: list[Found]
@@ -382,8 +381,9 @@ def as_long_as(serving: Serving, enough: Callable[[Serving], bool]) -> Serving:
 
 
 def generation(trace: Trace, serving: Serving) -> Served:
-    """On-demand generation of the window's first thousand requests: what was seen before comes from a cache. At
-    the rate at which the mean is the paper's.
+    """On-demand generation of the window's first thousand requests: what was seen before comes from a cache.
+
+    At the rate at which the mean is the paper's.
     """
     start = max(0, len(trace) - serving.window)
     part = slice(start, start + _SUBSET)

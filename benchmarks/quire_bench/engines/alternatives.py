@@ -42,13 +42,13 @@ Way = Callable[[Path, Path, Settings, int], AbstractContextManager[Kept]]
 
 @contextmanager
 def alone(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
-    """vLLM with its own prefix cache: nothing outlives it."""
+    """VLLM with its own prefix cache: nothing outlives it."""
     yield Kept(lambda: any_vllm(model, None, **settings), lambda: 0.0)
 
 
 @contextmanager
 def disk(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
-    """vLLM's example of a connector: a file for each layer of a prompt; it finds whole prompts only."""
+    """VLLM's example of a connector: a file for each layer of a prompt; it finds whole prompts only."""
     from vllm.config import KVTransferConfig
 
     transfer = KVTransferConfig(

@@ -31,8 +31,10 @@ _DEARER = 1.1
 def learn(
     workload: Workload, margin: float, stall_s: Callable[[int, float], float], rounds: int = ROUNDS
 ) -> list[Array]:
-    """What Adaptive allocates in each round, if after each it hears `stall_s(request, rate)`. It starts knowing
-    nothing."""
+    """What Adaptive allocates in each round, if after each it hears `stall_s(request, rate)`.
+
+    It starts knowing nothing.
+    """
     policy, history = Adaptive(margin), []
     for _ in range(rounds):
         rates = policy.allocate(workload.demands, workload.budget)

@@ -49,8 +49,10 @@ class World:
         return np.asarray(demand.layers_left * _window_s(demand) * self.slowdowns[at](u))
 
     def total_s(self, rates: Rates) -> float:
-        """Of all demands. What cannot be felt, 0.2% of all windows, is added, so that ratios of totals near 0 count
-        for little."""
+        """Of all demands.
+
+        What cannot be felt, 0.2% of all windows, is added, so that ratios of totals near 0 count for little.
+        """
         negligible = _NEGLIGIBLE * sum(each.layers_left * _window_s(each) for each in self.demands)
         return negligible + sum(float(self.stalls_s(at, rates[at : at + 1])[0]) for at in range(len(self.demands)))
 
@@ -68,8 +70,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """How a policy did. `settled`: its median round after 30 over the optimum; `dearest`: its worst after 10 over the
-    best published policy."""
+    """How a policy did.
+
+    `settled`: its median round after 30 over the optimum; `dearest`: its worst after 10 over the best published policy.
+    """
 
     world: str
     settled: float

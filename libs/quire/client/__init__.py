@@ -1,4 +1,4 @@
-"""The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
+"""The SDK: `QuireClient` for asyncio, `SyncClient` for engines without an event loop."""
 
 from quire.client.admin import AdminClient
 from quire.client.buffers import Buffer

@@ -1,4 +1,4 @@
-"""What only operators may, at the admin frontend: policies of namespaces and tenants, the threshold Θ, cache events."""
+"""Client of the admin frontend, for operators: policies of namespaces and tenants, the threshold Θ, cache events."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class AdminClient:
     async def set_policy(
         self, namespace: Namespace, *, ttl_s: int | None = None, quota_bytes: int | None = None
     ) -> NamespacePolicy:
-        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit,
-        None: as it is. Returns what holds from now on.
+        """Set a namespace's time to live in seconds and its quota in bytes; 0: no limit, None: unchanged.
+
+        Returns the policy that is now in force.
         """
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
         policy = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
@@ -71,9 +72,10 @@ class AdminClient:
         cap_bytes_per_s: int | None = None,
         stored_bytes_max: int | None = None,
     ) -> TenantPolicy:
-        """Give a tenant its part of contended links, by weight, and never more than its cap (0 for none); and limit
-        what it may have stored (0 for no limit); None: as it is. `name`: as its access keys have it, instead of its
-        salt. Returns what holds from now on, without the tenant's name.
+        """Set a tenant's weight at contended links, its cap (0 for none), and its quota in bytes (0 for none).
+
+        None: unchanged. `name`: as its access keys have it, instead of its salt. Returns the policy that is now in
+        force, without the tenant's name.
         """
         request = pb.SetTenantRequest(
             tenant_salt=tenant_salt,
@@ -86,14 +88,14 @@ class AdminClient:
         return TenantPolicy("", response.weight, response.cap_bytes_per_s, response.stored_bytes_max)
 
     async def policies(self) -> PolicyList:
-        """What was set for namespaces and tenants, and what limited tenants keep."""
+        """Return the policies of namespaces and tenants, and the bytes that limited tenants have stored."""
         return policies_from(await call(self._stub.ListPolicies, pb.ListPoliciesRequest(), timeout_s=self._timeout_s))
 
     async def watch(self, after: str = "") -> AsyncGenerator[EventPage, None]:
         """Chunks as they come and go, page by page, from now on or behind a cursor; the first page comes at once.
 
         `lost` in a page: events before it are missing. Ends with the connection: begin again behind the last cursor.
-        Raises `InvalidRequest` for what is no cursor, `TooManyRequests`, `Unavailable`.
+        Raises `InvalidRequest` for an invalid cursor, `TooManyRequests`, `Unavailable`.
         """
         first = True
         watching = stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None)

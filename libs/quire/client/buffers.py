@@ -28,18 +28,22 @@ class Loan:
     _all: set[Loan]
 
     def end(self) -> None:
+        """End the loan."""
         self._all.discard(self)
 
     @property
     def is_open(self) -> bool:
+        """Whether the loan has not ended."""
         return self in self._all
 
     @property
     def start(self) -> int:
+        """First byte."""
         return int(self.offsets[0])
 
     @property
     def stop(self) -> int:
+        """Byte behind the last one."""
         return int(self.offsets[-1]) + (self.num_layers - 1) * self.stride + self.slice_bytes
 
     def meets(self, loan: Loan) -> bool:
@@ -68,7 +72,7 @@ class Buffer:
     """Registered memory of this process. `view`: its bytes (None for device memory).
 
     Several transfers may use it at a time, at places that do not overlap. After a fetch the memory is the caller's
-    again only once every storage node has quiesced; until then another transfer there, and `close()`, are refused.
+    again only once every storage node has quiesced; before that another transfer there, and `close()`, are refused.
     """
 
     def __init__(self, transport: Transport, memory: Any, view: npt.NDArray[np.uint8] | None) -> None:
@@ -104,7 +108,7 @@ class Buffer:
 
     @property
     def length(self) -> int:
-        """In bytes."""
+        """Length in bytes."""
         return self._length
 
     @property
@@ -114,13 +118,13 @@ class Buffer:
         return any(loan.start < end and self._offset < loan.stop for loan in self._loans)
 
     def target(self) -> RdmaTarget:
-        """What a storage node needs to know of it."""
+        """Descriptor that a storage node needs to write to it."""
         region, transport = self._region, self._transport
         start = region.address + self._offset
         return RdmaTarget(transport.address, start, self._length, region.remote_key, transport.proof)
 
     def lend(self, to: str, descriptor: Descriptor) -> Loan:
-        """Reserve what a delivery writes. Raises `TargetInvalid` for what another transfer has."""
+        """Reserve the bytes that a delivery writes. Raises `TargetInvalid` if another transfer has some of them."""
         offsets, slice_bytes = np.sort(descriptor.offsets()), descriptor.slice_bytes
         if not descriptor.chunk_offsets:  # one range
             offsets, slice_bytes = offsets[:1], descriptor.layer_bytes

@@ -47,7 +47,7 @@ _abandoned: Final[list[Buffer]] = []
 
 
 class QuireClient:
-    """One gateway, one data plane, one loop. `async with QuireClient("host:port") as client`.
+    """Client of one gateway, on one data plane and one event loop. `async with QuireClient("host:port") as client`.
 
     `transport`, unless given, is shared memory with storage nodes of this host and UCX with others; QUIRE_SHARED_MEMORY
     and QUIRE_SHARED_MEMORY_UIDS are as for storage nodes. Every request has a deadline of `timeout_s`. `zone`: where
@@ -102,7 +102,7 @@ class QuireClient:
         self._own_address = OwnAddress(self._transport, self._stub, self._timeout_s)
 
     async def close(self) -> None:
-        """Stop every delivery, wait until no storage node writes here any more, disconnect.
+        """Stop every delivery, wait until every storage node has stopped writing here, disconnect.
 
         The memory of a delivery whose nodes stay silent is never given back to the process: they may still write to it.
         """
@@ -128,7 +128,7 @@ class QuireClient:
         return self._transport
 
     def allocate(self, length: int) -> Buffer:
-        """`length` bytes of registered, zeroed host memory. Close it when no transfer uses it any more.
+        """Allocate `length` bytes of registered, zeroed host memory. Close it after its last transfer.
 
         Raises `InvalidRequest` for a length that is not positive.
         """
@@ -153,10 +153,10 @@ class QuireClient:
         device: str = "",
         unchained: bool = False,
     ) -> Lookup:
-        """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
+        """Look up the longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
 
         With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
-        how much of the prefix to take (see `Advice`); a fetch of it then takes so much, and knows its compute window.
+        how much of the prefix to take (see `Advice`); a fetch of it then takes that part, and knows its compute window.
         `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
         Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
@@ -269,10 +269,11 @@ class QuireClient:
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
-        As `lookup`, then `fetch` of what matched, or is advised, behind `first_chunk`. The buffer has room for all of
-        `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0) what
-        is evicted meanwhile is missing in the end; nodes hold what they have begun to deliver. `unchained`: as for
-        `lookup`; those that are there are delivered, each to the place that it would have with all of them.
+        As `lookup`, then `fetch` of the matched, or advised, chunks behind `first_chunk`. The buffer has room for all
+        of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
+        chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
+        `unchained`: as for `lookup`; those that are there are delivered, each to the place that it would have with all
+        of them.
 
         Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
         the answer was lost, nodes may be writing.
@@ -344,14 +345,14 @@ class QuireClient:
         complete: bool = False,
         unchained: bool = False,
     ) -> StoreSession:
-        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose chunks before are stored.
+        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose earlier chunks are stored.
 
         `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced; it
         stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
-        `on_existing`: SKIP leaves what is stored under a key as it is, VERIFY reads the bytes and compares. `complete`:
-        all layers are in the buffer, and none will be announced; what is written to drives is then written while the
-        chunks behind it are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them may
-        be stored already, wherever they are among them.
+        `on_existing`: SKIP keeps the bytes that are stored under a key, VERIFY reads the bytes and compares.
+        `complete`: all layers are in the buffer, and none will be announced; chunks are then written to drives while
+        the chunks behind it are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them
+        may be stored already.
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
@@ -397,7 +398,7 @@ class QuireClient:
         return session
 
     async def reach(self) -> None:
-        """Make sure, once, that the data plane has a way to the cluster, before a node is told of memory here.
+        """Make sure, once, that the data plane reaches the cluster, before a node receives an address here.
 
         UCX ends a process that is connected to by a peer to which it has no way back. To a cluster that asks for tokens
         it is proved, too, that the address on the data plane is this process's own. Raises `PeerLost`, `NotAllowed`.
@@ -428,7 +429,7 @@ class QuireClient:
     async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.
 
-        It stays when this client has gone. Calling again for the same prefix replaces the time; a longer prefix has a
+        The retention outlives this client. Calling again for the same prefix replaces the time; a longer prefix has a
         retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
         `DeadlineExceeded`.
         """
@@ -442,7 +443,7 @@ class QuireClient:
         return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
-        """Have the longest stored prefix brought into storage nodes' memory; how many chunks lie there now.
+        """Have the longest stored prefix brought into storage nodes' memory; returns how many chunks are there now.
 
         `within_s`: when they are wanted, seconds from now; of several prefetches the one that is due first is read
         first. At most half of a node's memory is filled; the rest stays where it is. Raises `NotAllowed`,
@@ -460,7 +461,7 @@ class QuireClient:
 
     @property
     def gateway(self) -> GatewayServiceStub:
-        """The gateway's methods, for what is built on this client: it is asked over this client's connections."""
+        """Stub of the gateway's methods, for code that is built on this client: it uses this client's connections."""
         return self._stub
 
     @property

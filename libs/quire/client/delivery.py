@@ -42,8 +42,8 @@ class FetchSummary:
 class Delivery:
     """Made by `QuireClient.fetch` and `retrieve`. A layer is ready when every node has written its stripe of it.
 
-    `arrived_ns[l]`: monotonic time of arrival, 0 before. Once the last layer was awaited, each storage node hears for
-    how long its stripes were waited for: schedulers learn from that.
+    `arrived_ns[l]`: monotonic time of arrival, 0 before. Once the last layer was awaited, each storage node receives
+    the time for which its stripes were waited for: schedulers learn from that.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Delivery:
 
     @property
     def stall_s(self) -> float:
-        """For how long layers were waited for, in all."""
+        """Total time for which layers were waited for."""
         return _waited_ns(self._wanted_ns, self.arrived_ns) / 1e9
 
     async def summary(self) -> FetchSummary:
@@ -116,7 +116,10 @@ class Delivery:
         return await end_of(self._task, "delivery", self._cancelled)
 
     async def quiesced(self, timeout_s: float) -> None:
-        """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
+        """Return when every storage node has stopped using the buffer.
+
+        Raises `DeadlineExceeded`: then do not reuse it.
+        """
         if self._quiescence is None and self._task is not None:  # which nodes there are is not known yet
             await asyncio.wait([self._task], timeout=timeout_s)
         if self._quiescence is not None:
@@ -130,7 +133,7 @@ class Delivery:
         return self._loan.is_open
 
     async def cancel(self, timeout_s: float = 10.0) -> None:
-        """Give up. The buffer may be reused when this returns: until then a node might still write to it.
+        """Give up. The buffer may be reused when this returns, and not before: a node might still write to it.
 
         Raises `DeadlineExceeded` if a node stays silent; the buffer then stays lent.
         """
@@ -155,9 +158,9 @@ class Delivery:
     # ---- what the client uses
 
     def place(self, ranges: Sequence[ChunkRange], addresses: Mapping[str, bytes]) -> None:
-        """Which nodes deliver, and watch their connections. Raises `PeerLost` for one that cannot be reached.
+        """Note which nodes deliver, and watch their connections. Raises `PeerLost` for one that cannot be reached.
 
-        Of a retrieval they may have begun: what they have said by now counts.
+        Nodes of a retrieval may have begun: the messages that have arrived from them count.
         """
         self._quiescence = Quiescence(
             ranges, addresses, self._transport, self._loan, self._on_quiesced, self._transfer_s
@@ -171,7 +174,7 @@ class Delivery:
         self._peers = self._quiescence.connect()
 
     def nothing_comes(self) -> None:
-        """Nothing of what was to be retrieved is stored: no node was asked."""
+        """End a retrieval of which nothing is stored: no node takes part."""
         self._empty = True
         self._end_loan()
 
@@ -187,7 +190,7 @@ class Delivery:
             self._quiescence.unwatch()
 
     def on_message(self, message: Message) -> None:
-        """What a storage node says by the data plane."""
+        """Take a message of a storage node from the data plane."""
         if self._quiescence is None:
             self._early.append(message)
             return
@@ -247,7 +250,7 @@ class Delivery:
             self._quiescence.only(touching)
 
     def _end_unplaced(self, turned_down: bool) -> None:
-        """The gateway tells its client of the nodes before it asks them. Where that was lost, they may be writing."""
+        """Assume that nodes write: the gateway's message that names them may be lost."""
         if turned_down:
             self._end_loan()
         else:
@@ -273,7 +276,7 @@ class Delivery:
             self._fail(by_code(outcome.error_code)(outcome.error_message))
 
     def _report_stalls(self) -> None:
-        """To every node, for how long its stripes alone were waited for."""
+        """Report to every node for how long its stripes alone were waited for."""
         if not self._layerwise:
             return
         for node, peer in enumerate(self._peers):
@@ -301,7 +304,7 @@ class Delivery:
 
 
 def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
-    """For how long layers were waited for. Waits that overlap count once."""
+    """Return for how long layers were waited for. Waits that overlap count once."""
     waited, until_ns = 0, 0
     for wanted_at_ns, arrived in zip(wanted_ns, arrived_ns, strict=True):
         if wanted_at_ns and arrived:
@@ -320,6 +323,6 @@ async def end_of(task: asyncio.Task[Result], kind: str, cancelled: asyncio.Futur
 
 
 def seen(task: asyncio.Task[Any]) -> None:
-    """A failure of the task was told to those who awaited a layer or the placement: asyncio need not warn of it."""
+    """Retrieve the task's failure: those who await a layer or the placement have received it."""
     if not task.cancelled():
         task.exception()

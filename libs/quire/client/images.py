@@ -50,11 +50,11 @@ class Image:
 
 
 class ImageClient:
-    """What a `QuireClient` does with images."""
+    """Image calls of a `QuireClient`."""
 
     def __init__(self, client: QuireClient) -> None:
         self._client = client
-        # How large images are, so that memory for one can be had before the request. What is old shows as too
+        # How large images are, so that memory for one can be had before the request. An old size shows as too
         # small a buffer.
         self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
 
@@ -87,7 +87,7 @@ class ImageClient:
         attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a record as it is. Raises as `put`."""
+        """Store a record unchanged. Raises as `put`."""
         check_image_id(image_id)
         if not 0 < len(record) <= RECORD_BYTES_MAX:
             raise InvalidRequest(f"{len(record)} bytes, 1 to {RECORD_BYTES_MAX}", field="record")
@@ -112,7 +112,7 @@ class ImageClient:
         return self._remember(convert_images.image_from(answer.entry))
 
     async def vaes(self) -> list[KnownVae]:
-        """What the cluster's decoders decode with, by name."""
+        """Return the VAEs of the cluster's decoders, by name."""
         members = await self._client.status()
         vaes = {
             vae.weights_sha256: vae
@@ -140,7 +140,7 @@ class ImageClient:
             return await self._get(current, requested, if_none_match)  # it was replaced meanwhile
 
     async def etag(self, image_id: str, rendering: Rendering | None = None) -> tuple[ImageEntry, str]:
-        """What is known of an image, and the ETag that it would have; nothing is decoded."""
+        """Return the metadata of an image and its ETag, without decoding."""
         request = pb.GetImageRequest(
             image_id=image_id, rendering=convert_images.rendering_to(rendering or Rendering()), if_none_match="*"
         )
@@ -148,7 +148,7 @@ class ImageClient:
         return convert_images.image_from(answer.entry), answer.etag
 
     async def _get(self, entry: ImageEntry, requested: Rendering, if_none_match: str) -> Image:
-        """One try, with memory of its own."""
+        """Try once, with memory for this try alone."""
         image_id = entry.image_id
         await self._client.reach()
         with (
@@ -168,7 +168,7 @@ class ImageClient:
         return Image(entry, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
     async def get_record(self, image_id: str) -> bytes:
-        """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
+        """Return the stored latent record. Raises `ImageMissing`, `ChunkMissing`."""
         entry = self._seen.get(image_id) or await self.head(image_id)
         try:
             return await self.get_record_of(entry)
@@ -189,18 +189,18 @@ class ImageClient:
             answer = await self._once(self._client.gateway.GetLatent, request)
             current = self._remember(convert_images.image_from(answer.entry))
             if current.record_sha256 != entry.record_sha256:
-                raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
+                raise ChunkMissing(f"{entry.image_id!r} was replaced during the request", field="id")
             assert buffer.view is not None, "host memory"
             record = buffer.view[: current.record_bytes].tobytes()
         await asyncio.to_thread(check_record, record, entry)
         return record
 
     async def get_latent(self, image_id: str) -> tuple[Values, LatentInfo]:
-        """The latent, bit by bit as it was put."""
+        """Return the stored latent, bit for bit."""
         return await asyncio.to_thread(decode_record, await self.get_record(image_id))
 
     async def head(self, image_id: str) -> ImageEntry:
-        """Raises `ImageMissing`."""
+        """Delete an image. Raises `ImageMissing`."""
         check_image_id(image_id)
         answer = await call(
             self._client.gateway.HeadImage, pb.HeadImageRequest(image_id=image_id), timeout_s=self._client.timeout_s
@@ -214,7 +214,7 @@ class ImageClient:
         return bool(answer.deleted)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
-        """All images whose ids begin with `prefix` and come after `after`, in order."""
+        """Yield the images whose ids begin with `prefix` and come after `after`, in order."""
         while True:
             request = pb.ListImagesRequest(prefix=prefix, after=after, limit=_PAGE)
             page = await call(self._client.gateway.ListImages, request, timeout_s=self._client.timeout_s)

@@ -1,4 +1,4 @@
-"""What a look-up found, and what of it is to be delivered where."""
+"""Result of a look-up, and the descriptor of the part that is to be delivered."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The longest cached prefix of what was asked: `keys` of its chunks; `there`: which of those asked for they are.
+    """The longest cached prefix of the requested keys.
+
+    `keys`: of its chunks; `there`: their positions among the requested ones.
 
     `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
     of these is reached by the data plane.
@@ -94,7 +96,10 @@ def descriptor_of(
     layer_stride: int,
     chunk_offsets: npt.ArrayLike | None,
 ) -> Descriptor:
-    """Of `chunk_count` of the keys, from `first_chunk` on. Raises `DescriptorInvalid`, `TargetInvalid`."""
+    """Return the descriptor of `chunk_count` of the keys, from `first_chunk` on.
+
+    Raises `DescriptorInvalid`, `TargetInvalid`.
+    """
     if chunk_count < 1:
         raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
     layout = namespace.layout

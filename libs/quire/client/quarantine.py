@@ -25,13 +25,13 @@ _OF_ONE_PEER_MAX: Final = 8
 
 
 class Ended(asyncio.CancelledError):
-    """The request was cancelled, and the peers that were told of memory have said that they use it no more."""
+    """The request was cancelled, and the peers that had the address have reported that they no longer use it."""
 
 
 def may_be_in_use(error: BaseException) -> bool:
-    """Whether a peer that was to be told of memory may be using it after this failure of the request.
+    """Return whether a peer that was to receive an address may be using the memory after this failure of the request.
 
-    Not if it has refused, nor if there was no peer to be told.
+    Not if it has refused, nor if there was no peer.
     """
     if isinstance(error, NoDecoder | NoStorageNode | MetadataUnavailable | Ended):
         return False
@@ -46,7 +46,7 @@ class Quarantine:
         self._by_peer: Counter[bytes] = Counter()
 
     def check(self, peer: bytes = b"") -> None:
-        """Free what has been here for long enough. Raises `ResourceExhausted`.
+        """Free the memory that has been here for long enough. Raises `ResourceExhausted`.
 
         `peer`: address of the one that will use the memory; b"" where it is not known before.
         """
@@ -59,9 +59,10 @@ class Quarantine:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """All that are here."""
+        """Memory in quarantine."""
         return [buffer for _, buffer, _ in self._buffers]
 
     def add(self, buffer: Buffer, peer: bytes = b"") -> None:
+        """Put memory into quarantine."""
         self._buffers.append((time.monotonic() + _HOLD_S, buffer, peer))
         self._by_peer[peer] += 1

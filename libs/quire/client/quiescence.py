@@ -1,4 +1,6 @@
-"""Who may still touch a buffer: every storage node of a transfer, until it has said that it stopped, or has died.
+"""Tracks the nodes that may still touch a buffer.
+
+These are all storage nodes of a transfer, each until it has reported that it stopped, or has died.
 
 A node has died when a connection to it broke that had been there. One that could not be connected to may be at work
 all the same, by a connection of its own.
@@ -33,7 +35,7 @@ def unheard_s(transfer_s: float) -> float:
 
 
 def when_unheard(transfer_s: float, then: Callable[[], None]) -> None:
-    """Call `then` when no node can be at a transfer any more of which nothing was heard."""
+    """Call `then` once silent nodes cannot be using a transfer, which they may without a message."""
     asyncio.get_running_loop().call_later(unheard_s(transfer_s), then)
 
 
@@ -83,7 +85,7 @@ class Quiescence:
             self.node(index)
 
     def give_up(self) -> None:
-        """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
+        """Assume that silent nodes are quiet once every permit for the transfer has ended."""
         if not self._given_up:
             self._given_up = True
             when_unheard(self._transfer_s, self.all_quiet)

@@ -23,6 +23,7 @@ class RemoteMemory:
         self._quarantine = Quarantine()
 
     async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
+        """Write bytes to a peer's memory. Raises `TargetInvalid`, `PeerLost`."""
         if len(data) > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {len(data)} are needed", field="target")
         peer = self._transport.connect(target.worker_address)
@@ -37,6 +38,7 @@ class RemoteMemory:
             remote.close()
 
     async def pull(self, target: RdmaTarget, length: int) -> bytes:
+        """Read bytes from a peer's memory. Raises `TargetInvalid`, `PeerLost`."""
         if length > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {length} are asked for", field="target")
         peer = self._transport.connect(target.worker_address)
@@ -51,18 +53,23 @@ class RemoteMemory:
 
     @contextlib.contextmanager
     def lend(self, data: bytes) -> Iterator[RdmaTarget]:
+        """Lend a copy of bytes for a peer to read."""
         with self._lent(self._filled(data or b"\0")) as buffer:
             yield buffer.target()
 
     @contextlib.contextmanager
     def room(self, length: int) -> Iterator[tuple[RdmaTarget, memoryview]]:
+        """Lend room for a peer to write to; yields its target and its bytes."""
         with self._lent(Buffer.allocate(self._transport, length)) as buffer:
             assert buffer.view is not None, "host memory"
             yield buffer.target(), memoryview(buffer.view.data)
 
     @contextlib.contextmanager
     def _lent(self, buffer: Buffer, peer: bytes = b"") -> Iterator[Buffer]:
-        """Memory that a peer is told of, or that is in flight. After a failure the peer may still use it."""
+        """Lend memory whose address a peer receives, or that is in flight.
+
+        After a failure the peer may still use it.
+        """
         try:
             self._quarantine.check(peer)
         except ResourceExhausted:

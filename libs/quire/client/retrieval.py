@@ -17,10 +17,10 @@ from quire.wire.v1 import gateway_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What was found, and its delivery; None where nothing of it is to be delivered.
+    """A match, and its delivery; None if no chunk is to be delivered.
 
-    Slices lie as if all that was asked for were delivered: layer l of the i-th chunk at `l * stride + i * slice_bytes`,
-    `stride` for all chunks that were asked for.
+    Slices are placed as if all requested chunks were delivered: layer l of the i-th chunk at `l * stride + i *
+    slice_bytes`, `stride` for all requested chunks.
     """
 
     found: Lookup
@@ -54,7 +54,10 @@ async def retrieved(
 
 
 async def first_of(lookup: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:
-    """Wait for the first answer. One who stops waiting gives up the delivery. Raises what it ended with before."""
+    """Wait for the first answer.
+
+    One who stops waiting gives up the delivery. Raises the error of a delivery that ended earlier.
+    """
     summary = asyncio.ensure_future(delivery.summary())
     summary.add_done_callback(lambda task: task.cancelled() or task.exception())
     either: list[asyncio.Future[Any]] = [lookup, summary]

@@ -1,4 +1,4 @@
-"""Whether the data plane reaches the cluster, before a node is told of memory here."""
+"""Checks that the data plane reaches the cluster, before a node receives an address of memory here."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LOOK_S: Final = 0.001
 class RouteCheck:
     """Reaches one storage node of `members`, once.
 
-    UCX ends a process that is connected to by a peer to which it has no way back, so this comes before a node hears of
-    memory here. And a node that was reached is known to be dead when it dies: of one that never was, nothing is known
-    but that it may be writing.
+    UCX ends a process that is connected to by a peer to which it has no way back, so this comes before a node receives
+    an address of memory here. And a node that was reached is known to be dead when it dies: of one that never was,
+    nothing is known but that it may be writing.
     """
 
     def __init__(self, transport: Transport, members: Callable[[], Awaitable[Iterable[Node]]]) -> None:
@@ -36,7 +36,7 @@ class RouteCheck:
         self._trying: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Return when a storage node was reached, or when the cluster has none. Those who ask meanwhile share the try.
+        """Return when a storage node was reached, or when the cluster has none. Concurrent callers share the try.
 
         A node that died a moment ago is a member until its time is over: the others are tried, and the members asked
         for again. Raises `PeerLost` when none was reached for longer than a dead node stays a member.
@@ -75,7 +75,7 @@ class RouteCheck:
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self, nodes: list[Node], deadline: float) -> None:
-        """One after the other; the next one also where one takes its time. Raises `PeerLost`."""
+        """Try members in order; start with the next one also if one is slow. Raises `PeerLost`."""
         loop, peers = asyncio.get_running_loop(), list[Peer]()
         with self._transport.expecting():
             for node in nodes:

@@ -28,7 +28,7 @@ _TOLD_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """What was stored by this session, and how many chunks of the prefix were known before."""
+    """Chunks that this session stored, and how many chunks of the prefix were stored earlier."""
 
     stored_chunks: int
     known_chunks: int
@@ -39,7 +39,7 @@ class StoreSummary:
 class StoreSession:
     """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`.
 
-    `complete`: the layers were there from the start, and nodes read as soon as they are asked.
+    `complete`: the layers were there from the start, and nodes read at once.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class StoreSession:
                 self._cannot_tell(node_id, peer, peer.error)
 
     async def finish(self) -> StoreSummary:
-        """Wait for the acknowledgement: every chunk is stored as was asked.
+        """Wait for the acknowledgement: every chunk is stored at the requested level.
 
-        Raises the first node's failure, or `PartlyStored`; what was acknowledged stays stored. Raises `PeerLost` if
-        the store was cancelled meanwhile, or a node cannot be told of layers.
+        Raises the first node's failure, or `PartlyStored`; acknowledged chunks stay stored. Raises `PeerLost` if the
+        store was cancelled, or a node cannot receive the announcement of layers.
         """
         assert self._task is not None, "start() comes first"
         summary = await end_of(self._task, "store", self._cancelled)
@@ -118,7 +118,9 @@ class StoreSession:
         return self._loan.is_open
 
     async def cancel(self, timeout_s: float = 10.0) -> None:
-        """Give up. The buffer may be reused when this returns: until then a node might still store what it reads there.
+        """Give up.
+
+        The buffer may be reused when this returns, and not before: a node might still store bytes that it reads there.
 
         Raises `DeadlineExceeded` if a node stays silent; the buffer then stays lent.
         """
@@ -138,7 +140,7 @@ class StoreSession:
                     self._quiescence.all_quiet()
 
     async def quiesced(self, timeout_s: float) -> None:
-        """Return when no storage node reads the buffer any more."""
+        """Return when every storage node has stopped reading the buffer."""
         if self._quiescence is None and self._task is not None:  # where the chunks were placed is not known yet
             await asyncio.wait([self._task], timeout=timeout_s)
         if self._quiescence is not None and self._quiescence.nodes:
@@ -148,11 +150,11 @@ class StoreSession:
 
     @property
     def buffer(self) -> Buffer:
-        """Where the chunks lie."""
+        """Ranges of the chunks on storage nodes."""
         return self._buffer
 
     def on_message(self, message: Message) -> None:
-        """What a storage node says by the data plane."""
+        """Take a message of a storage node from the data plane."""
         if isinstance(message, Quiesced) and self._quiescence is not None:
             self._quiescence.node(message.node_index)
 
@@ -210,7 +212,7 @@ class StoreSession:
             self._quiescence.only(touching)
 
     def _end_loan(self, complete: bool, turned_down: bool) -> None:
-        """No node reads the buffer before it is told of a layer, or that all of them are there."""
+        """No node reads the buffer before it has received the announcement of a layer, or of all of them."""
         if not self._loan.is_open:
             return
         if self._quiescence is None and self._announced and not turned_down:
@@ -242,7 +244,7 @@ class StoreSession:
             self._cannot_tell(node_id, peer, error)
 
     def _cannot_tell(self, node_id: str, peer: Peer, error: PeerLost) -> None:
-        """The node may live and wait for a layer that it will never hear of."""
+        """End the store: the node may live and wait for a layer whose announcement it will never receive."""
         why = f"broke ({error.message})" if peer.reached else f"could not be made ({error.message}); {NO_WAY}"
         failure = PeerLost(f"the connection to {node_id} {why}")
         asyncio.get_running_loop().call_later(_TOLD_S, self._end_if_untold, node_id, failure)

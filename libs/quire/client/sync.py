@@ -70,7 +70,10 @@ class SyncClient:
             raise
 
     def close(self) -> None:
-        """Stop every transfer, wait until no storage node writes here any more, disconnect. Safe to call twice."""
+        """Stop every transfer, wait until every storage node has stopped writing here, disconnect.
+
+        Safe to call twice.
+        """
         if self._loop.is_closed():
             return
         try:
@@ -143,7 +146,7 @@ class SyncClient:
         device: str = "",
         unchained: bool = False,
     ) -> Lookup:
-        """As `QuireClient.lookup`."""
+        """See `QuireClient.lookup`."""
         return self.run(
             self._client.lookup(
                 namespace,
@@ -167,7 +170,7 @@ class SyncClient:
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
     ) -> SyncDelivery:
-        """As `QuireClient.fetch`."""
+        """See `QuireClient.fetch`."""
         fetching = self._client.fetch(
             lookup,
             buffer,
@@ -196,7 +199,7 @@ class SyncClient:
         chunk_offsets: npt.ArrayLike | None = None,
         unchained: bool = False,
     ) -> SyncRetrieval:
-        """As `QuireClient.retrieve`."""
+        """See `QuireClient.retrieve`."""
         retrieving = self._client.retrieve(
             namespace,
             keys,
@@ -227,7 +230,7 @@ class SyncClient:
         complete: bool = False,
         unchained: bool = False,
     ) -> SyncStoreSession:
-        """As `QuireClient.store`."""
+        """See `QuireClient.store`."""
         session = self.run(
             self._client.store(
                 namespace,
@@ -243,7 +246,7 @@ class SyncClient:
         return SyncStoreSession(self, session)
 
     def reach(self) -> None:
-        """As `QuireClient.reach`."""
+        """See `QuireClient.reach`."""
         self.run(self._client.reach())
 
     def release(self, lookup: Lookup) -> bool:
@@ -255,15 +258,15 @@ class SyncClient:
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
 
     def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
-        """As `QuireClient.retain`."""
+        """See `QuireClient.retain`."""
         return self.run(self._client.retain(namespace, keys, seconds))
 
     def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
-        """As `QuireClient.end_retention`."""
+        """See `QuireClient.end_retention`."""
         return self.run(self._client.end_retention(namespace, keys))
 
     def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
-        """As `QuireClient.prefetch`."""
+        """See `QuireClient.prefetch`."""
         return self.run(self._client.prefetch(namespace, keys, within_s=within_s))
 
     def status(self) -> Sequence[Node]:
@@ -294,7 +297,7 @@ class SyncDelivery:
 
     @property
     def stall_s(self) -> float:
-        """For how long layers were waited for, in all."""
+        """Total time for which layers were waited for."""
         return self.delivery.stall_s
 
     @property
@@ -322,7 +325,10 @@ class SyncDelivery:
         return self._client.run(self.delivery.summary())
 
     def quiesced(self, timeout_s: float) -> None:
-        """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
+        """Return when every storage node has stopped using the buffer.
+
+        Raises `DeadlineExceeded`: then do not reuse it.
+        """
         self._client.run(self.delivery.quiesced(timeout_s), timeout_s)
 
     def cancel(self, timeout_s: float = 10.0) -> None:
@@ -360,7 +366,7 @@ class SyncStoreSession:
         return self._client.run(self._session.finish())
 
     def quiesced(self, timeout_s: float) -> None:
-        """Return when no storage node reads the buffer any more."""
+        """Return when every storage node has stopped reading the buffer."""
         self._client.run(self._session.quiesced(timeout_s), timeout_s)
 
     def cancel(self, timeout_s: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""For how long a Quire that did not answer is left alone, so that it costs requests no more waiting."""
+"""Leaves a Quire that did not answer alone for a time, so that it costs later requests no waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CircuitBreaker:
         return self._now_s() < self._until_s
 
     def answered(self) -> None:
-        """It is there."""
+        """Quire has answered."""
         self._failures = 0
 
     def failed(self, error: BaseException) -> None:

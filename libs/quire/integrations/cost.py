@@ -18,6 +18,7 @@ class Cost:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, size: float, seconds: float) -> None:
+        """Add an observation: a size, and its time."""
         self._samples.append((size, seconds))
 
     def seconds(self, size: float) -> float | None:

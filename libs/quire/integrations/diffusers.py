@@ -1,11 +1,11 @@
-"""diffusers: keep what a pipeline makes as latents, not as pixels.
+"""diffusers: store the images of a pipeline as latents, not as pixels.
 
     keeper = LatentKeeper(pipeline, images)
     pipeline(prompt, output_type="latent", callback_on_step_end=keeper, callback_on_step_end_tensor_inputs=["latents"])
     await keeper.store("my-image")
 
-The callback remembers the latents of the last step; `store` puts them, with all that is known of the VAE, and gives the
-ids back. Latents that the pipeline packs (FLUX.1, Qwen-Image) are unpacked: `store` must be told the images' size then.
+The callback remembers the latents of the last step; `store` puts them, with the description of the VAE, and gives the
+ids back. Latents that the pipeline packs (FLUX.1, Qwen-Image) are unpacked: `store` needs the images' size then.
 
 A VAE is named by the digest of its weights file. It is computed where the pipeline was loaded from a folder or from
 Hugging Face's cache; else it is to be given.
@@ -42,12 +42,15 @@ class LatentKeeper:
         self._latents: torch.Tensor | None = None
 
     def __call__(self, pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Remember the latents of a step, as diffusers' callback."""
         self._latents = tensors["latents"]
         return tensors
 
     async def store(self, name: str, *, height: int = 0, width: int = 0) -> list[ImageEntry]:
-        """Under `name`, or, of a batch, name-0, name-1, …. `height` and `width`: of the images, in pixels, needed for
-        packed latents alone. Raises `InvalidRequest`, also before the pipeline has run.
+        """Store the images under `name`, or, of a batch, name-0, name-1, ….
+
+        `height` and `width`: of the images, in pixels, needed for packed latents alone. Raises `InvalidRequest`, also
+        before the pipeline has run.
         """
         if self._latents is None:
             raise InvalidRequest("the pipeline has not run with this callback yet", field="latents")
@@ -80,8 +83,10 @@ class LatentKeeper:
 
 
 def _planes(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(N, channels, height, width), of planes, of videos of one frame, or of patches of 2 × 2 in rows (FLUX.1,
-    Qwen-Image): (N, height/2 · width/2, channels · 4), each patch by channel, row, column.
+    """Unpack latents to (N, channels, height, width).
+
+    They may be planes, videos of one frame, or patches of 2 × 2 in rows (FLUX.1, Qwen-Image): (N, height/2 · width/2,
+    channels · 4), each patch by channel, row, column.
 
     `height` and `width`: of the latent. Raises `InvalidRequest`.
     """
@@ -101,7 +106,10 @@ def _planes(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:
-    """What a record says of a pipeline's VAE. Raises `ConfigInvalid` where its weights file is not known."""
+    """Return the description of a pipeline's VAE for a record.
+
+    Raises `ConfigInvalid` if its weights file is unknown.
+    """
     vae = pipeline.vae
     config = {name: value for name, value in dict(vae.config).items() if not name.startswith("_") and _plain(value)}
     name = str(getattr(pipeline, "name_or_path", "") or getattr(vae.config, "_name_or_path", "") or "")
@@ -113,7 +121,7 @@ def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:
 
 
 def _digest(vae: Any, folders: list[Path]) -> str:
-    """Of the one file that the VAE's weights came from, hexadecimal. Raises `ConfigInvalid`."""
+    """Return the digest of the file that the VAE's weights came from, hexadecimal. Raises `ConfigInvalid`."""
     files = next((weights for folder in folders if (weights := sorted(folder.glob("*.safetensors")))), [])
     if len(files) > 1:  # variants: those whose values the VAE has
         files = [file for file in files if _has_values_of(vae, file)]

@@ -4,8 +4,8 @@
         "class_name": "QuireL2Adapter", "adapter_params": {"gateway": "HOST:PORT"}}' ...
 
 Objects pass through staging memory; with `zero_copy` storage nodes read from and write to LMCache's own memory, which
-is registered once. Whatever fails costs its own objects: they are misses, or not stored. What is loaded counts as there
-only once no node writes to its memory any more.
+is registered once. Whatever fails costs its own objects: they are misses, or not stored. A loaded object counts as
+present only once every node has stopped writing to its memory.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmcacheSettings(ObjectSettings):
-    """Raises `ConfigInvalid`, naming the setting, for values that make no sense."""
+    """Check the values. Raises `ConfigInvalid`, naming the setting."""
 
     def __post_init__(self) -> None:
         self.check(_FLAG)
 
 
 class _Ends(Generic[Result]):
-    """Tasks of one kind that have ended, and the descriptor that says so."""
+    """Finished tasks of one kind, and the descriptor that signals them."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,7 +77,7 @@ class _Ends(Generic[Result]):
 
 
 class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """One LMCache server's. Raises `ConfigInvalid` for settings that make no sense."""
+    """Adapter of one LMCache server. Raises `ConfigInvalid` for invalid settings."""
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__(0)
@@ -123,7 +123,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._found.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing is locked: a node holds what it delivers, and what is evicted before that is a miss then."""
+        """Lock nothing: a node holds the chunks that it delivers; one that is evicted earlier is a miss."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._submit(self._load(keys, objects), self._loaded, Bitmap(len(keys)))
@@ -181,7 +181,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return bitmap
 
     async def _have(self, keys: Sequence[ObjectKey], descs: dict[int, MemoryLayoutDesc]) -> list[int]:
-        """Which of them are there, in the one size or another."""
+        """Return which of them are stored, in one size or another."""
         sized = [(at, size) for at, key in enumerate(keys) for size in self._sizes_of(key, descs)]
         have = await self._objects.have([self._place(keys[at], size) for at, size in sized])
         return sorted({at for (at, _), is_present in zip(sized, have, strict=True) if is_present})
@@ -219,7 +219,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return owner.place(hashlib.sha256(name).digest(), size)
 
     def _learn(self, key: ObjectKey, size: int) -> None:
-        """On the client's loop, as everything that uses it."""
+        """Run on the client's loop, as everything that uses it."""
         sizes = self._sizes.setdefault((key.model_name, key.object_group_id), {})
         sizes.pop(size, None)
         sizes[size] = None

@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.02
 
 @lru_cache(maxsize=256)
 def layout_of(size: int) -> tuple[KvLayout, int]:
-    """Of an object of `size` bytes: the layout of a piece, at most 8 MiB, and how many there are.
+    """Divide an object of `size` bytes: the layout of a piece, at most 8 MiB, and the number of pieces.
 
     Raises `InvalidRequest` for a size that cannot be cut evenly.
     """
@@ -52,7 +52,10 @@ def layout_of(size: int) -> tuple[KvLayout, int]:
 
 @lru_cache(maxsize=256)
 def plain_layout(num_layers: int, slice_bytes: int) -> KvLayout | None:
-    """Of chunks whose slices are plain bytes, so many in each layer. None for a length that no layout has."""
+    """Return the layout of chunks whose slices are plain bytes, as many in each layer.
+
+    None for a length that no layout has.
+    """
     for columns in range(min(slice_bytes, _COLUMNS_MAX), 0, -1):
         if slice_bytes // columns > _ROWS_MAX:
             return None
@@ -63,7 +66,7 @@ def plain_layout(num_layers: int, slice_bytes: int) -> KvLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an object is: its namespace and the keys of its pieces."""
+    """Address of an object: its namespace and the keys of its pieces."""
 
     namespace: Namespace
     keys: ChunkKeys
@@ -71,14 +74,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose objects: `model` and `version` say what else, besides its name, decides the bytes of an object."""
+    """Owner of objects: `model` and `version` name the facts, besides its name, that decide the bytes of an object."""
 
     model: str
     version: str
     tenant_salt: bytes = b""
 
     def place(self, name: bytes, size: int) -> Place:
-        """Of the object `name`. Raises `InvalidRequest`."""
+        """Return the place of the object `name`. Raises `InvalidRequest`."""
         layout, pieces = layout_of(size)
         space = Namespace(self.model, self.version, layout, self.tenant_salt)
         names = b"".join(hashlib.sha256(b"%d:" % at + name).digest() for at in range(pieces))
@@ -99,9 +102,9 @@ class Objects:
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def have(self, places: Sequence[Place]) -> list[bool]:
-        """Which are there. They are not leased: one may be gone when it is wanted, as from any cache.
+        """Return which are stored. They are not leased: one may be evicted before it is loaded, as from any cache.
 
-        Raises what `QuireClient.lookup` raises.
+        Raises the errors of `QuireClient.lookup`.
         """
         present = [False] * len(places)
 
@@ -117,9 +120,9 @@ class Objects:
         return present
 
     async def get(self, places: Sequence[Place], memory: Buffer, offsets: Sequence[int]) -> list[bool]:
-        """Have each written to its offset in the memory; which are there now.
+        """Load each to its offset in the memory; returns which arrived.
 
-        Ends when no node writes to the memory any more. Raises what `QuireClient.retrieve` raises.
+        Ends when every node has stopped writing to the memory. Raises the errors of `QuireClient.retrieve`.
         """
         arrived = [False] * len(places)
 
@@ -150,9 +153,9 @@ class Objects:
         return arrived
 
     async def put(self, places: Sequence[Place], memory: Buffer) -> None:
-        """Store those that lie in the memory, one behind the other; all of one size.
+        """Store the objects that fill the memory, one behind the other; all of one size.
 
-        Ends when no node reads the memory any more. Raises what `QuireClient.store` raises.
+        Ends when every node has stopped reading the memory. Raises the errors of `QuireClient.store`.
         """
         groups = _groups(places)
         length = memory.length // max(1, len(places))
@@ -177,7 +180,7 @@ class Objects:
 
 
 def _groups(places: Sequence[Place]) -> list[list[int]]:
-    """Of what can be asked for at once: chunks of one namespace that stand for themselves; each larger object alone."""
+    """Group the pieces that one request can name: chunks of one namespace, unchained; each larger object alone."""
     groups: dict[object, list[int]] = {}
     for at, place in enumerate(places):
         groups.setdefault(place.namespace if len(place.keys) == 1 else at, []).append(at)
@@ -193,7 +196,7 @@ def _together(places: Sequence[Place], group: Sequence[int]) -> tuple[Namespace,
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """To the end of each; then the first one's error."""
+    """Wait for the end of each; then raise the first one's error."""
     for end in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(end, BaseException):
             raise end
@@ -210,9 +213,9 @@ async def retrieve_into(
     chunk_offsets: npt.ArrayLike | None = None,
     unchained: bool = False,
 ) -> bytes:
-    """Which chunks arrived, 1 byte for each from `first_chunk` on, once no node writes to the memory any more.
+    """Return which chunks arrived, 1 byte for each from `first_chunk` on, once no node writes to the memory.
 
-    Raises what `QuireClient.retrieve` raises, no earlier: where the answer was lost, nodes may be writing.
+    Raises the errors of `QuireClient.retrieve`, no earlier: where the answer was lost, nodes may be writing.
     """
     delivery, arrived = None, bytearray(len(keys) - first_chunk)
     try:
@@ -253,6 +256,6 @@ async def until_idle(memory: Buffer, transfer: Delivery | StoreSession | None) -
 
 
 def address_of(memory: Any) -> tuple[int, int]:
-    """Address and length of what has the buffer protocol."""
+    """Return address and length of an object with the buffer protocol."""
     array = np.frombuffer(memory, dtype=np.uint8)
     return int(array.ctypes.data), array.nbytes

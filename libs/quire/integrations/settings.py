@@ -1,4 +1,4 @@
-"""What users set for an integration: names and types checked, so that a misspelt one is not ignored."""
+"""User settings of an integration: names and types are checked, so that a misspelt one is not ignored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_settings(kind: type[Made], settings: Mapping[str, Any], flag: str) -> M
 
 
 def check_common(settings: Any, flag: str) -> None:
-    """What all integrations have: `gateway`, `durability`, `staging_bytes`, `tenant_salt` and times in seconds.
+    """Settings of all integrations: `gateway`, `durability`, `staging_bytes`, `tenant_salt` and times in seconds.
 
     Raises `ConfigInvalid`.
     """

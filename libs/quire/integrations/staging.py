@@ -1,6 +1,6 @@
 """Registered memory that stores and staged loads share: a first-fit pool over one range.
 
-What a storage node may still touch stays out of it; the engine's own memory is never waited for then.
+Ranges that a storage node may still touch stay out of it; the engine's own memory is never waited for then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StagingPool:
         self._lock = threading.Lock()
 
     def take(self, length: int) -> Buffer | None:
-        """None where there is no room for it now."""
+        """Take a range; None if there is no room for it now."""
         length = -(-length // _ALIGN) * _ALIGN
         with self._lock:
             for at, (start, size) in enumerate(self._free):
@@ -39,7 +39,7 @@ class StagingPool:
         return None
 
     async def take_soon(self, length: int, timeout_s: float) -> Buffer:
-        """Once there is room. Raises `ResourceExhausted`: at once for what it never has room for."""
+        """Take a range once there is room. Raises `ResourceExhausted`: at once for more than the whole pool."""
         if length > self._buffer.length:
             raise ResourceExhausted(f"{length} bytes, staging memory has {self._buffer.length}; raise staging_bytes")
         until_s = time.monotonic() + timeout_s
@@ -50,7 +50,7 @@ class StagingPool:
         return part
 
     def give_back_when_idle(self, part: Buffer) -> None:
-        """On a loop: once no node touches it."""
+        """Give a range back on a loop, once no node touches it."""
 
         async def wait() -> None:
             while part.is_busy:
@@ -60,13 +60,14 @@ class StagingPool:
         _beside(wait())
 
     def give_back(self, part: Buffer) -> None:
-        """Memory that no node touches any more."""
+        """Take back memory that no node uses."""
         start = part.target().address - self._buffer.target().address
         with self._lock:
             self._free = _joined([*self._free, (start, part.length)])
 
     @property
     def free_bytes(self) -> int:
+        """Bytes that are free now."""
         with self._lock:
             return sum(size for _, size in self._free)
 
@@ -81,9 +82,9 @@ async def staged(
     arrive: Callable[[Buffer], Awaitable[Arrived]],
     take: Callable[[Buffer, Arrived], None],
 ) -> Arrived | None:
-    """What `arrive` brings into staging memory, taken from there; None where it does not come in time.
+    """Take the bytes that `arrive` brings into staging memory; None if they do not arrive in time.
 
-    `arrive` ends when no node writes to the memory any more; until then the pool is without it. Raises what it raises.
+    `arrive` ends when every node has stopped writing to the memory; the pool is without it before. Raises its errors.
     """
     part, fresh = await pool.take_soon(length, timeout_s), True
 

@@ -29,14 +29,14 @@ _DIRECT_BYTES_MIN: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSettings:
-    """What a user sets for an engine that has objects. Raises `ConfigInvalid` for values that make no sense.
+    """User settings for an engine that stores objects. Raises `ConfigInvalid` for invalid values.
 
-    `gateway`: host:port. `durability`: of what is stored. `lookup_timeout_s`: for how long a look-up may take, else
-    it is a miss; `away_s`: for how long Quire is left alone then. `weights`: names what the model's name does not, for
-    one that changes under its name. `zero_copy`: straight into and out of the engine's memory; then a transfer with a
-    storage node that falls silent ends only when the node can touch it no more. Without it transfers are staged, and
-    end after `timeout_s` in any case. `staging_bytes`: registered memory for these, and for what lies outside of the
-    engine's registered memory; 0 for 64 MiB, and more once objects need it. `tenant_salt`: hexadecimal.
+    `gateway`: host:port. `durability`: of stored objects. `lookup_timeout_s`: for how long a look-up may take, else it
+    is a miss; `away_s`: for how long Quire is left alone then. `weights`: name of the weights, for a model that changes
+    under its name. `zero_copy`: straight into and out of the engine's memory; then a transfer with a storage node that
+    falls silent ends only when the node can no longer touch it. Without it transfers are staged, and end after
+    `timeout_s` in any case. `staging_bytes`: registered memory for these, and for ranges outside of the engine's
+    registered memory; 0 for 64 MiB, and more once objects need it. `tenant_salt`: hexadecimal.
     """
 
     gateway: str = ""
@@ -90,7 +90,7 @@ class ObjectTransfers:
         self.client.close()
 
     async def load(self, parts: Sequence[Part]) -> list[int]:
-        """Which arrived. Whatever fails is a miss; nothing writes to the engine's memory any more."""
+        """Return which parts arrived. A failure is a miss; no node writes to the engine's memory afterwards."""
         own = [part for part in parts if self._offset(part) is not None and self._settings.zero_copy]
         taken = {part.at for part in own}
         ends = await asyncio.gather(
@@ -107,7 +107,7 @@ class ObjectTransfers:
         return loaded
 
     async def store(self, parts: Sequence[Part]) -> list[Part]:
-        """Those that were stored. Nothing reads the engine's memory any more."""
+        """Return the parts that were stored. No node reads the engine's memory afterwards."""
         runs, rest = self._runs(parts) if self._settings.zero_copy else ([], list(parts))
         works = [self._store_own(run) for run in runs] + [self._store_staged(batch) for batch in self._batches(rest)]
         ends = await asyncio.gather(*works, return_exceptions=True)
@@ -120,7 +120,7 @@ class ObjectTransfers:
     # ----
 
     def _offset(self, part: Part) -> int | None:
-        """In the engine's registered memory."""
+        """Return the offset in the engine's registered memory."""
         if self._arena is None:
             return None
         start = part.address - self._arena.target().address
@@ -170,7 +170,7 @@ class ObjectTransfers:
         return parts
 
     def _batches(self, parts: Sequence[Part]) -> list[list[Part]]:
-        """Of one size each, and of a part of the staging memory at most."""
+        """Divide the parts into batches of one size, each of a share of the staging memory at most."""
         batches: list[list[Part]] = []
         self._grow(max((part.size for part in parts), default=0))
         limit = self._staging_bytes // _AT_ONCE
@@ -181,13 +181,13 @@ class ObjectTransfers:
         return batches
 
     def _grow(self, size: int) -> None:
-        """Room for four objects of a size, unless a user has said how much. What is in the old memory ends there."""
+        """Room for four objects of a size, unless a user has set how much. Transfers in the old memory end there."""
         if not self._settings.staging_bytes and _AT_ONCE * size > self._staging_bytes:
             self._staging_bytes = 1 << (_AT_ONCE * size - 1).bit_length()
             self._pool = StagingPool(self.client.asynchronous.allocate(self._staging_bytes))
 
     def _runs(self, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Part]]:
-        """Those of one size that follow each other in the engine's memory, where that is worth a request; the rest."""
+        """Return runs of one size that are adjacent in the engine's memory, if worth a request; and the rest."""
         runs: list[list[Part]] = []
         for item in sorted(
             (member for member in parts if self._offset(member) is not None), key=lambda part: part.address

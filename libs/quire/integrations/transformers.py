@@ -2,7 +2,7 @@
 
 `PrefixCache.prefill(input_ids)` looks the prompt up, starts the delivery, and runs the model on the tokens that are
 not cached. Layer l of the model waits for layer l of the prefix only. As each layer's new keys and values appear they
-are put where storage nodes read them. Whatever fails costs a recompute of what is missing, never a wrong token.
+are put where storage nodes read them. A failure costs a recompute of the missing chunks, never a wrong token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ_VALUES: Final = 16
 
 @dataclass(slots=True)
 class LayerTimes:
-    """One layer of one prefill, seconds since the request began: prefix arrived, model asked for it, model got it."""
+    """Times of one layer of one prefill, seconds since the request began: arrived, wanted, taken by the model."""
 
     arrived_s: float = 0.0
     asked_s: float = 0.0
@@ -48,12 +48,13 @@ class LayerTimes:
 
     @property
     def stall_s(self) -> float:
+        """Time for which the model waited for the layer."""
         return self.got_s - self.asked_s
 
 
 @dataclass(slots=True)
 class Prefill:
-    """What a prefill made. `logits`: (1, computed tokens, vocabulary). `failure`: why cached tokens were not used."""
+    """Result of a prefill. `logits`: (1, computed tokens, vocabulary). `failure`: why cached tokens were not used."""
 
     logits: torch.Tensor
     cache: Cache
@@ -109,11 +110,11 @@ class QuireLayer(DynamicLayer):  # type: ignore[misc]
 class PrefixCache:
     """Prefills of one model against one cluster. One prefill at a time.
 
-    `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin),
-    batch size 1. `weight_version`: by default a digest of the weights and the configuration, so that others never
-    share state; weights that change in place have another one from the next prefill on. `device`: of which the cluster
-    has a compute profile; then bandwidth goes by it, and what is faster computed is. Without a profile it goes by what
-    earlier prefills took.
+    `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin), batch
+    size 1. `weight_version`: by default a digest of the weights and the configuration, so that others never share
+    state; weights that change in place have another one from the next prefill on. `device`: of which the cluster has a
+    compute profile; then bandwidth follows it, and chunks that are computed faster are computed. Without a profile it
+    follows the times of earlier prefills.
 
     Raises `ConfigInvalid` for models whose positions are scaled by the length of a prompt: a prefix has other keys
     then in each prompt.
@@ -169,7 +170,7 @@ class PrefixCache:
                 self._release(match)
 
     def close(self) -> None:
-        """Free the transfer buffers that no storage node uses any more."""
+        """Free the transfer buffers that every storage node has stopped using."""
         for buffer in (self._receive, self._send):
             if buffer is not None and not buffer.is_busy:
                 self._client.free(buffer)
@@ -209,10 +210,13 @@ class PrefixCache:
         try:
             self._client.release(match)
         except QuireError as error:
-            logger().warning("a lease could not be released; it expires by itself", error=str(error))
+            logger().warning("a lease could not be released; it expires", error=str(error))
 
     def _room(self, buffer: Buffer | None, length: int) -> Buffer:
-        """`buffer` if large enough and free, else a new one. What a silent node may still write to is left."""
+        """Return `buffer` if it is large enough and free, else a new one.
+
+        A buffer that a silent node may still write to is left.
+        """
         if buffer is not None and buffer.length >= length and not buffer.is_busy:
             return buffer
         if buffer is not None and not buffer.is_busy:
@@ -233,7 +237,7 @@ class PrefixCache:
 
 
 class _Run:
-    """One prefill: where its prefix comes from, where its new chunks go, and its times."""
+    """State of one prefill: where its prefix comes from, where its new chunks go, and its times."""
 
     def __init__(self, owner: PrefixCache, input_ids: torch.Tensor, keys: ChunkKeys, started: float) -> None:
         self._owner = owner
@@ -306,7 +310,7 @@ class _Run:
             logger().warning("a cancelled store has not ended; its buffer is not used again", error=str(error))
 
     def salvage(self) -> int:
-        """After a failed delivery: chunks from the first on that did arrive whole, once no node writes any more."""
+        """Return the chunks of a failed delivery, from the first on, that arrived whole, once no node writes."""
         if self._delivery is None:
             return 0
         try:
@@ -366,7 +370,7 @@ class _Run:
         self._session.layer_produced(layer)
 
     def _block(self, buffer: Buffer, layer: int, chunks: int) -> torch.Tensor:
-        """One layer of a transfer buffer as (chunks, K and V, tokens, heads, head_dim)."""
+        """View one layer of a transfer buffer as (chunks, K and V, tokens, heads, head_dim)."""
         layout = self._layout
         raw = torch.from_numpy(buffer.layers(layout.num_layers, chunks, layout.slice_bytes)[layer])
         dtype = next(torch_dtype for torch_dtype, dtype in _DTYPES.items() if dtype is layout.dtype)

@@ -18,13 +18,13 @@ _LENGTH_FREE_ROPE: Final = frozenset({"default", "linear", "llama3", "yarn", "mr
 
 
 def weights_digest(folder: Path) -> str:
-    """Of all weight files, whole: a fine-tuned copy has the same names and sizes.
+    """Return the digest of all weight files: a fine-tuned copy has the same names and sizes.
 
     Raises `ConfigInvalid` where there are none.
     """
     files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
     if not files:
-        raise ConfigInvalid(f"{folder} has no weights that can be told apart; name them", field="weights")
+        raise ConfigInvalid(f"{folder} has no weights to take a digest of; set `weights`", field="weights")
     return _digest(files)
 
 

@@ -33,6 +33,7 @@ class Step(Enum):
 
     @property
     def nonce_bytes(self) -> int:
+        """Length of the nonce."""
         return HALF_BYTES if self is Step.MESSAGE else 2 * HALF_BYTES
 
 

@@ -1,9 +1,9 @@
-"""Buckets and the objects in them, for the S3 frontend: names, what is known of each, and which bytes they are.
+"""Buckets and the objects in them, for the S3 frontend: names, metadata, and the bytes of each.
 
 Buckets belong to a tenant, and a name is a tenant's own: no tenant sees another's, or can tell that it exists. An
-object is a list of blobs in the object tier. A blob that nothing refers to (any more) stands in the bucket's list of
-garbage, with the time from which on it may go: it is put there before it is written, and taken out when an object
-refers to it, so that nothing that dies half-way leaves bytes behind for good.
+object is a list of blobs in the object tier. A blob without a reference is in the bucket's list of garbage, with the
+time from which on it may be deleted: it is listed there before it is written, and taken out when an object refers to
+it, so that nothing that dies half-way leaves bytes behind for good.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DeleteOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """So many bytes in the object tier."""
+    """A range of bytes in the object tier."""
 
     name: str
     size: int
@@ -51,9 +51,9 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What a bucket has under a key. `etag` without quotes; `headers` and `metadata` as the client gave them.
+    """An object of a bucket. `etag` without quotes; `headers` and `metadata` as the client gave them.
 
-    `checksums` by algorithm, base64, of the whole object; empty where they are not known.
+    `checksums` by algorithm, base64, of the whole object; empty if unknown.
     """
 
     key: str
@@ -94,7 +94,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of it."""
+    """One part of an upload."""
 
     number: int
     etag: str

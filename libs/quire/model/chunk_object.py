@@ -1,7 +1,7 @@
 """A chunk as an object of its own: L·S bytes as KV_L2TD lays them out, then its header, then the header's length.
 
-So a range of it is a layer, and it tells by itself what it is: key, parent, layout, namespace, a CRC-32 for each layer.
-The header is the one that a chunk has on a drive.
+So a range of it is a layer, and it describes itself: key, parent, layout, namespace, a CRC-32 for each layer. The
+header is the one that a chunk has on a drive.
 
 An object is named by the chunk's key and by the generation of the index entry under which it was written. A request
 that the store carries out late, after its client has given up, so affects no object of a later entry.
@@ -61,7 +61,7 @@ _PATH: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ChunkObject:
-    """What a sound object is. `payload`: (L, S). `header`: as it stands there."""
+    """A sound object. `payload`: (L, S). `header`: its bytes in the object."""
 
     record: ChunkRecord
     payload: Bytes
@@ -107,7 +107,7 @@ def record_of(row: np.void) -> ChunkRecord:
 
 
 def sound_header(raw: bytes) -> np.void | None:
-    """The fixed fields of the header that `raw` starts with; None if it is none, or not as it was written."""
+    """Return the fixed fields of the header that `raw` starts with; None if it is invalid or damaged."""
     if len(raw) < HEADER.itemsize:
         return None
     row: np.void = np.frombuffer(raw, dtype=HEADER, count=1)[0]
@@ -140,7 +140,7 @@ def with_record(header: bytes, record: ChunkRecord) -> bytes:
 
 
 def read_chunk_object(raw: bytes) -> ChunkObject:
-    """Raises `CorruptData` if anything of it is not as it was written."""
+    """Parse an object. Raises `CorruptData` if any part of it is damaged."""
     if len(raw) < TRAILER.size + HEADER.itemsize:
         raise CorruptData(f"{len(raw)} bytes are no chunk")
     header = header_at_end(raw)
@@ -148,7 +148,7 @@ def read_chunk_object(raw: bytes) -> ChunkObject:
         raise CorruptData("no chunk's header at the end")
     row = sound_header(header)
     if row is None:
-        raise CorruptData("a chunk's header that is none, or does not match its checksum")
+        raise CorruptData("a chunk's header that is invalid, or does not match its checksum")
     layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
     if len(raw) != layers * slice_bytes + len(header) + TRAILER.size:
         raise CorruptData(f"{len(raw)} bytes, its header says {layers} × {slice_bytes}")

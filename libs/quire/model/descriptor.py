@@ -44,7 +44,7 @@ def _with_proof(text: str, proof: bytes) -> str:
 
 
 class DeliveryOrder(Enum):
-    """Who arrives first. Bytes land at the same places in every order."""
+    """Order of arrival. Bytes land at the same places in every order."""
 
     AUTO = 1
     LAYERWISE = 2
@@ -97,7 +97,7 @@ class RdmaTarget:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What to deliver and where to: layer l of the i-th delivered chunk lands at l·stride + offset_i of the target.
+    """A delivery and its target: layer l of the i-th delivered chunk lands at l·stride + offset_i of the target.
 
     `num_layers` L, `chunk_tokens` G, `slice_bytes` S (per_layer_chunk_bytes in the paper). Delivered are `chunk_count`
     chunks (0: all) from `first_chunk` on: those before it the client has. `layer_stride`: bytes from a layer to the
@@ -163,7 +163,7 @@ class Descriptor:
 
     @property
     def stop_chunk(self) -> int:
-        """Behind the last one."""
+        """Position behind the last one."""
         return self.first_chunk + self.chunks
 
     @property
@@ -195,7 +195,7 @@ class Descriptor:
         chunks = min(self.stop_chunk, matched if take is None else take) - self.first_chunk
         if chunks < 1:
             raise DescriptorInvalid(
-                f"none of the {matched} matched chunks is asked for", field="descriptor.first_chunk"
+                f"none of the {matched} matched chunks is requested", field="descriptor.first_chunk"
             )
         offsets = self.chunk_offsets[: _OFFSET_BYTES * chunks]
         stride = self.layer_stride if take is None else self.stride

@@ -1,4 +1,4 @@
-"""What an acknowledged store means."""
+"""Guarantees of an acknowledged store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Durability(Enum):
-    """What an acknowledged chunk survives: the process, the disk, the node, the cluster."""
+    """Losses that an acknowledged chunk survives: the process, the disk, the node, the cluster."""
 
     MEMORY = "memory"
     LOCAL = "local"

@@ -42,8 +42,10 @@ from __future__ import annotations
 
 
 class QuireError(Exception):
-    """Base of every error of Quire. `field` names the offending input where there is one; `retry_after_s`, where it is
-    not 0, is when trying again makes sense.
+    """Base of every error of Quire.
+
+    `field` names the offending input where there is one; `retry_after_s`, where it is not 0, is when trying again makes
+    sense.
     """
 
     def __init__(self, message: str, *, field: str = "", retry_after_s: float = 0.0) -> None:
@@ -107,7 +109,7 @@ class LeaseExpired(QuireError):
 
 
 class ChunkMissing(QuireError):
-    """A chunk that is not here (any more)."""
+    """A chunk that is not stored here, or no longer."""
 
 
 class ImageMissing(QuireError):
@@ -115,7 +117,7 @@ class ImageMissing(QuireError):
 
 
 class ConditionFailed(QuireError):
-    """What is there is not as the request's conditions say. Nothing has changed."""
+    """A condition of the request is not met. Nothing has changed."""
 
 
 class ContentConflict(QuireError):
@@ -139,7 +141,7 @@ class PoolFull(ResourceExhausted):
 
 
 class QuotaExceeded(ResourceExhausted):
-    """A tenant has stored what it may; something has to be deleted first."""
+    """A tenant has reached its quota; something has to be deleted first."""
 
 
 class TooManyRequests(ResourceExhausted):

@@ -1,4 +1,4 @@
-"""What is told of chunks as they come and go, so that routers send requests where their KV lies."""
+"""Events of chunks that are stored and removed, so that routers send requests to the nodes that have their KV."""
 
 from __future__ import annotations
 

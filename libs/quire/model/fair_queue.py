@@ -19,10 +19,11 @@ class FairQueue(Generic[Item]):
         return sum(map(len, self._waiting.values()))
 
     def add(self, tenant: str, item: Item) -> None:
+        """Queue an item for a tenant."""
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self) -> Item:
-        """Of the tenant whose turn is longest ago. Raises `IndexError` where nothing waits."""
+        """Pop an item of the tenant whose turn is longest ago. Raises `IndexError` where nothing waits."""
         if not self._waiting:
             raise IndexError("nothing waits")
         tenant, items = self._waiting.popitem(last=False)

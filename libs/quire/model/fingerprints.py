@@ -17,7 +17,10 @@ _words: Final = struct.Struct("<4Q").unpack
 
 
 def fingerprint(key: bytes) -> bytes:
-    """Of one key of 32 bytes, 8 bytes. Different keys have different ones, but for one pair in 2^64."""
+    """Return the fingerprint of a key of 32 bytes, 8 bytes.
+
+    Different keys have different ones, but for one pair in 2^64.
+    """
     first, second, third, fourth = cast(tuple[int, int, int, int], _words(key))
     by_first, by_second, by_third, by_fourth = _FACTORS
     mixed = (first * by_first + second * by_second + third * by_third + fourth * by_fourth) & _MASK
@@ -26,7 +29,7 @@ def fingerprint(key: bytes) -> bytes:
 
 
 def fingerprints(packed: bytes) -> bytes:
-    """Of keys that are packed, 8 bytes each, packed."""
+    """Return the fingerprints of packed keys, 8 bytes each, packed."""
     words = np.frombuffer(packed, dtype="<u8").reshape(-1, KEY_BYTES // 8)
     mixed = (words * np.array(_FACTORS, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_LAST)

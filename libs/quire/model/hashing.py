@@ -1,4 +1,4 @@
-"""From tokens to chained block keys: H_i = Hash(H_{i-1} ‖ tokens_i), H_{-1} = digest of the namespace.
+"""Hashing of tokens to chained block keys: H_i = Hash(H_{i-1} ‖ tokens_i), H_{-1} = digest of the namespace.
 
 Two hashes: `sha256_cbor`, SHA-256 over canonical CBOR of (parent, tokens, extra) as vLLM's portable choice does it, and
 `blake3` over the parent and the tokens as little-endian 32-bit words, six times as fast. The namespace digest names the
@@ -37,7 +37,7 @@ class HashAlgorithm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What makes equal tokens equal state. Nothing is shared between namespaces.
+    """The facts under which equal tokens have equal state. Namespaces share nothing.
 
     `tenant_salt` keeps one tenant from probing another's cache by timing. `shard_index` of `shard_count` is the
     tensor-parallel rank. Raises `InvalidRequest`.
@@ -68,7 +68,7 @@ class Namespace:
         return tenant_name(self.tenant_salt)
 
     def to_json(self) -> str:
-        """For files and headers; see `from_json`."""
+        """Return a form for files and headers; see `from_json`."""
         layout = self.layout
         record = {
             "model_id": self.model_id,
@@ -88,7 +88,7 @@ class Namespace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Namespace:
-        """The inverse of `to_json`. Raises `InvalidRequest`, saying what is missing or wrong."""
+        """The inverse of `to_json`. Raises `InvalidRequest`, naming the field."""
         try:
             record = json.loads(text)
             numbers = [record[name] for name in ("num_layers", "chunk_tokens", "kv_heads", "head_dim")]
@@ -132,7 +132,7 @@ def _namespace_digest(namespace: Namespace) -> bytes:
 
 @lru_cache(maxsize=1024)
 def tenant_name(salt: bytes) -> str:
-    """Tells nothing of the salt. Empty for no salt."""
+    """Return a digest that does not reveal the salt. Empty for no salt."""
     return hashlib.blake2b(salt, digest_size=8, person=b"quire tenant").hexdigest() if salt else ""
 
 

@@ -1,4 +1,4 @@
-"""Images that live as latents: what is known of one, where its record lies, how it can be asked for."""
+"""Images that live as latents: metadata, the place of the record, and renderings."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ class ImageEntry:
     """An image in the catalogue. `record_sha256`, `record_bytes`: digest and length of its latent record.
 
     `record_name`: the record's name in the chunk store, 32 bytes (see `record_name`). Clients do not receive it; their
-    entries have the digest in its place.
-    `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown. `created_ms`,
-    `expires_ms`: since the Unix epoch; 0 for never. `metadata`: what its owner says of it, by name.
-    `provenance`: what a signed manifest says in every image that is served of it (`quire.model.provenance`).
+    entries have the digest in its place. `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong
+    to, empty for unknown. `created_ms`, `expires_ms`: since the Unix epoch; 0 for never. `metadata`: set by its owner,
+    by name. `provenance`: content of a signed manifest in every image that is served (`quire.model.provenance`).
     """
 
     image_id: str
@@ -75,11 +74,12 @@ class ImageEntry:
 
     @property
     def namespace(self) -> Namespace:
+        """Namespace of the record's chunk."""
         return record_namespace(self.record_bytes)
 
     @property
     def version(self) -> str:
-        """Names what is served: another record has another one, and another provenance."""
+        """ETag of the served image: it differs with the record and with the provenance."""
         if not self.provenance:
             return self.record_sha256.hex()[:16]
         return hashlib.sha256(self.record_sha256 + self.provenance.encode()).hexdigest()[:16]
@@ -96,7 +96,7 @@ class ImageEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedImage:
-    """What must be catalogued under an id when it is put: nothing, or an image with that record; else anything."""
+    """The entry that an id must have when it is put: none, or an image with that record; else anything."""
 
     absent: bool = False
     record_sha256: bytes = b""
@@ -104,9 +104,10 @@ class ExpectedImage:
 
 @dataclass(frozen=True, slots=True)
 class ImageAttributes:
-    """What is said of an image when it is put: for how long it stays, 0 for ever, and metadata: names of small letters,
-    digits and hyphens with printable values, 2 KiB in all; provenance as in `checked_provenance`. Raises
-    `InvalidRequest`.
+    """Details of a new image: its time to live (0 for ever), metadata and provenance.
+
+    Metadata are names of small letters, digits and hyphens with printable values, 2 KiB in all; provenance is as in
+    `checked_provenance`. Raises `InvalidRequest`.
     """
 
     ttl_ms: int = 0
@@ -126,14 +127,14 @@ class ImageAttributes:
 
 
 class Fit(Enum):
-    """What becomes of an image in a box of another shape: the whole of it within, or the box full of a part of it."""
+    """Fitting of an image to a box: the whole image within it, or the box filled by a part of the image."""
 
     CONTAIN = "contain"
     COVER = "cover"
 
 
 class Gravity(Enum):
-    """Which part of an image is kept where it is cropped."""
+    """The part of an image that remains when it is cropped."""
 
     CENTER = "center"
     NORTH = "north"
@@ -154,14 +155,16 @@ class Geometry:
     width: int
 
     def keeps(self, height: int, width: int) -> bool:
-        """Whether an image of that size stays as it is."""
+        """Return whether an image of that size stays unchanged."""
         return self == Geometry(height, width, 0, 0, height, width)
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How an image is wanted. Quality from 1 to 100; 0: lossless where it can be, else 90. Width and height in pixels;
-    0: as the other one says, or its own. It is not enlarged unless `enlarge`.
+    """How an image is wanted.
+
+    Quality from 1 to 100; 0: lossless where it can be, else 90. Width and height in pixels; 0: as the other one says,
+    or its own. It is not enlarged unless `enlarge`.
     """
 
     format: str = "png"
@@ -183,7 +186,7 @@ class Rendering:
 
     @property
     def media_type(self) -> str:
-        """As HTTP's Content-Type names it."""
+        """Name for HTTP's Content-Type."""
         return MEDIA_TYPES[self.format]
 
     def size(self, entry: ImageEntry) -> tuple[int, int]:
@@ -199,7 +202,7 @@ class Rendering:
         return max(shape.scaled_height * shape.scaled_width, entry.height * entry.width)
 
     def geometry(self, height: int, width: int) -> Geometry:
-        """Of an image of that size."""
+        """Return the geometry for an image of that size."""
         scales = [ratio for ratio in (self.width and self.width / width, self.height and self.height / height) if ratio]
         if not scales:
             return Geometry(height, width, 0, 0, height, width)
@@ -221,11 +224,11 @@ class Rendering:
 
     @property
     def encoded_quality(self) -> int:
-        """What the encoder is told; 0 for lossless."""
+        """Quality setting of the encoder; 0 for lossless."""
         return 0 if self.format == "png" else self.quality or _QUALITY.get(self.format, 0)
 
     def bytes_max(self, entry: ImageEntry) -> int:
-        """What no encoding of it exceeds: the pixels, and room for headers and incompressible rows."""
+        """Return an upper bound of every encoding: the pixels, and room for headers and incompressible rows."""
         height, width = self.size(entry)
         manifest = _MANIFEST_BYTES_MAX if entry.provenance else 0
         return (6 if self.format == "avif" else 4) * height * width + (64 << 10) + manifest
@@ -247,7 +250,7 @@ class Rendering:
         return hashlib.sha256(repr(self._encoding(entry)).encode()).hexdigest()[:16]
 
     def _encoding(self, entry: ImageEntry) -> tuple[str, int, Geometry]:
-        """All that its bytes depend on beside the pixels."""
+        """Everything besides the pixels that its bytes depend on."""
         return self.format, self.encoded_quality, self.geometry(entry.height, entry.width)
 
 
@@ -256,9 +259,9 @@ def _offset(room: int, gravity: Gravity, first: Gravity, last: Gravity) -> int:
 
 
 def check_image_id(image_id: str) -> None:
-    """1 to 512 bytes of UTF-8, such as `cats/tom.1` or `猫`: what a URL's path holds. Raises `InvalidRequest`.
+    """1 to 512 bytes of UTF-8, such as `cats/tom.1` or `猫`: a part of a URL's path. Raises `InvalidRequest`.
 
-    Normal form C, so that what looks the same is the same; no control characters, and no part between slashes that is
+    Normal form C, so that ids that look alike are equal; no control characters, and no part between slashes that is
     empty, `.` or `..`, which clients and proxies take out of paths.
     """
     try:
@@ -292,7 +295,7 @@ def record_keys(name: bytes) -> ChunkKeys:
 
 
 def record_namespace(record_bytes: int) -> Namespace:
-    """Where records of about that length lie: one layout per quarter of an octave, so that the store has few shapes."""
+    """Return the layout for records of about that length: one per quarter of an octave, for few shapes."""
     units = max(1, -(-record_bytes // _UNIT_BYTES))
     if units > 4:
         step = 1 << max(0, (units - 1).bit_length() - 3)
@@ -316,7 +319,9 @@ class LeasedRecord:
 
 
 def entry_of_record(image_id: str, record: bytes) -> tuple[ImageEntry, Values, LatentInfo]:
-    """What the catalogue says of an image with this record, its values, and what the record says of them. Blocks.
+    """Return the catalogue's entry for an image with this record, its values, and their description in the record.
+
+    Blocks.
 
     Raises `InvalidRequest`, `RecordInvalid`.
     """

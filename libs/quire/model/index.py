@@ -1,4 +1,4 @@
-"""What the prefix index knows of chunks: records, placements, and what its operations answer."""
+"""Values of the prefix index: records of chunks, placements, and results of its operations."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class PlacedRun:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest indexed prefix, as runs from its start. `extended`: an indexed chunk extends the last one of them,
-    the one that was asked for or another one.
+    """The longest indexed prefix, as runs from its start.
+
+    `extended`: an indexed chunk extends the last one of them, the one that was asked for or another one.
     """
 
     runs: tuple[PlacedRun, ...]
@@ -47,12 +48,13 @@ class Match:
 
     @property
     def count(self) -> int:
+        """Number of chunks."""
         return sum(run.count for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What a look-up keeps its last chunk for: a lease, until `expires_ms`. Redis forgets it after `ttl_ms`."""
+    """The pin of a look-up on its last chunk: a lease, until `expires_ms`. Redis forgets it after `ttl_ms`."""
 
     lease_id: bytes
     expires_ms: int
@@ -71,7 +73,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the index lists for a node: a chunk and its bucket by their fingerprints, and the entry's generation."""
+    """An entry of the index for a node: a chunk and its bucket by their fingerprints, and the entry's generation."""
 
     fingerprint: bytes
     bucket: bytes
@@ -92,7 +94,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """`removed`: what was taken out; `absent`: keys that were not indexed in the first place."""
+    """`removed`: entries that were removed; `absent`: keys that were not indexed in the first place."""
 
     removed: tuple[Gone, ...]
     absent: tuple[bytes, ...]
@@ -115,7 +117,7 @@ DIGEST_MODULUS: Final = 1 << 48
 
 
 def listing_number(print_: bytes, generation: int) -> int:
-    """Of a chunk, by its fingerprint, that an index entry of a generation lists: the first six bytes of both, added.
+    """Return the number of a listed chunk: the first six bytes of its fingerprint and generation, added.
 
     With the generation, so that an index that went back to an earlier entry of the key differs from what nodes know.
     """
@@ -139,7 +141,7 @@ def records(
 ) -> list[ChunkRecord]:
     """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`.
 
-    `unchained`: of chunks that have no parent, each in a bucket of its own. Raises `InvalidRequest` for too many.
+    `unchained`: of chunks without a parent, each in a bucket of its own. Raises `InvalidRequest` for too many.
     """
     if unchained:
         if count > UNCHAINED_MAX:

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Op(IntEnum):
-    """What an IOCB does with each of its contexts."""
+    """Operation of an IOCB on each of its contexts."""
 
     READ = 1
     WRITE = 2
@@ -40,9 +40,11 @@ class Contexts:
 
     @property
     def bytes(self) -> int:
+        """Sum of the contexts' lengths."""
         return int(self.lengths.sum())
 
     def part(self, start: int, stop: int) -> Contexts:
+        """Return contexts start … stop-1."""
         return Contexts(
             self.files[start:stop], self.offsets[start:stop], self.lengths[start:stop], self.addresses[start:stop]
         )
@@ -63,6 +65,7 @@ class Contexts:
 
     @staticmethod
     def join(parts: list[Contexts]) -> Contexts:
+        """Concatenate contexts."""
         return Contexts(
             np.concatenate([part.files for part in parts]),
             np.concatenate([part.offsets for part in parts]),
@@ -72,13 +75,13 @@ class Contexts:
 
     @staticmethod
     def of_files(files: list[int]) -> Contexts:
-        """One context per file, without bytes: what SYNC takes."""
+        """Return one context per file, without bytes, for SYNC."""
         zeros = np.zeros(len(files), dtype=np.int64)
         return Contexts(np.array(files, dtype=np.int64), zeros, zeros, zeros)
 
 
 class Iocb:
-    """One submission. `results` has, once it is complete, bytes moved or a negative errno for each context."""
+    """A submission. `results` has, once it is complete, bytes moved or a negative errno for each context."""
 
     __slots__ = ("contexts", "op", "results")
 

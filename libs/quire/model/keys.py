@@ -19,9 +19,9 @@ BUCKET_CHUNKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """Keys H_0 … H_{N-1} of a prefix, in order, concatenated. Raises `KeysInvalid`.
+    r"""Keys H_0 … H_{N-1} of a prefix, in order, concatenated. Raises `KeysInvalid`.
 
-    >>> keys = ChunkKeys(bytes(32) + b"\\x01" * 32)
+    >>> keys = ChunkKeys(bytes(32) + b"\x01" * 32)
     >>> len(keys), keys.run(1, 1).packed == keys.at(1)
     (2, True)
     """
@@ -64,7 +64,7 @@ class ChunkKeys:
         return len(self) - first_chunk
 
     def pick(self, indexes: Iterable[int]) -> ChunkKeys:
-        """Those of some chunks."""
+        """Return the keys of some chunks."""
         return ChunkKeys(b"".join(self.at(index) for index in indexes))
 
     def distinct(self) -> ChunkKeys:
@@ -75,7 +75,7 @@ class ChunkKeys:
         return self
 
     def digest(self) -> bytes:
-        """One digest over all of them."""
+        """Digest over all of them."""
         return hashlib.sha256(self.packed).digest()
 
     def bucket_of(self, index: int) -> bytes:

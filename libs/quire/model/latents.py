@@ -1,9 +1,9 @@
-"""Latents as they are stored: a self-describing record around losslessly compressed values.
+"""The stored form of latents: a self-describing record around losslessly compressed values.
 
-A record must be decodable in ten years, from nothing but the record and the VAE's weights: it names
-the VAE (repository, revision, digest of the weights, class, configuration), how to decode (dtype, upcasting, tiling),
-the whole rule by which latents were normalised and whether that is undone already, the versions of what wrote it,
-and the digest of the values. Values are compressed by pcodec, channel by channel (each is smooth in itself).
+A record must be decodable in ten years, from nothing but the record and the VAE's weights: it names the VAE
+(repository, revision, digest of the weights, class, configuration), how to decode (dtype, upcasting, tiling), the whole
+rule by which latents were normalised and whether that is undone already, the versions of what wrote it, and the digest
+of the values. Values are compressed by pcodec, channel by channel (each is smooth in itself).
 
     "QLAT" | version, u8 | 3 bytes 0 | header length, u32 | CRC-32 of the header, u32 | header, CBOR | channels
 
@@ -44,7 +44,7 @@ _FLOAT32_TINY: Final = float(np.finfo(np.float32).tiny)
 
 
 class RecordInvalid(InvalidRequest):
-    """Bytes that are no latent record, or none that this version reads."""
+    """Bytes that this version cannot read as a latent record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Vae:
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Stored values z; the decoder takes z·std/scaling + mean + shift, unless `undone`: then z as it is.
+    """Stored values z; the decoder takes z·std/scaling + mean + shift, unless `undone`: then z itself.
 
-    `mean`, `std` per channel, empty for none. `batch_norm`: statistics that lie in the VAE's weights apply.
+    `mean`, `std` per channel, empty for none. `batch_norm`: statistics of the VAE's weights apply.
     """
 
     scaling_factor: float = 1.0
@@ -85,7 +85,7 @@ class DecodeRule:
 
 @dataclass(frozen=True, slots=True)
 class LatentInfo:
-    """What a record says besides its values. `shape` is (channels, height, width).
+    """Description of the values of a record. `shape` is (channels, height, width).
 
     `layout`: "chw", or "packed" for FLUX's 2×2 patches, of which `shape` is the unpacked form. `height`, `width` of the
     image; `perceptual_hash` of a reference decode, empty for none. `sha256` is of the values, little-endian, in order.
@@ -129,7 +129,7 @@ class LatentInfo:
         self._check_types()
 
     def _check_types(self) -> None:
-        """A record comes from anywhere: what is in its header may be of any type."""
+        """Parse a header: a record comes from anywhere, and its fields may be of any type."""
         texts = {
             "vae.repository": self.vae.repository,
             "vae.revision": self.vae.revision,
@@ -153,7 +153,7 @@ class LatentInfo:
 
 
 def _is_finite(value: object) -> bool:
-    """As float32, which a decoder computes with."""
+    """Return the values as float32, which a decoder computes with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _FLOAT32_MAX
 
 
@@ -162,7 +162,7 @@ def _is_whole(value: object) -> bool:
 
 
 def check_shape(shape: tuple[int, ...], dtype: str) -> None:
-    """Raises `RecordInvalid` for what no latent has."""
+    """Check the fields. Raises `RecordInvalid` for values that no latent has."""
     if dtype not in _KINDS:
         raise RecordInvalid(f"{dtype!r}; there are {', '.join(_KINDS)}", field="dtype")
     if len(shape) != 3 or not all(_is_whole(size) and size > 0 for size in shape):
@@ -187,12 +187,12 @@ def encode_record(values: Values, info: LatentInfo) -> bytes:
 
 
 def read_info(record: bytes | memoryview) -> LatentInfo:
-    """What a record says; its values are not looked at. Raises `RecordInvalid`."""
+    """Return the description in a record, without reading its values. Raises `RecordInvalid`."""
     return _read_header(memoryview(record))[0]
 
 
 def decode_record(record: bytes | memoryview) -> tuple[Values, LatentInfo]:
-    """The values, as they were stored, and what is known of them. Raises `RecordInvalid`, `CorruptData`."""
+    """Return the stored values and their description. Raises `RecordInvalid`, `CorruptData`."""
     from pcodec import standalone
 
     view = memoryview(record)
@@ -220,7 +220,7 @@ def digest(values: Values) -> bytes:
 
 
 def denormalised(values: Values, info: LatentInfo) -> npt.NDArray[np.float32]:
-    """What the VAE's decoder takes: the normalisation undone, float32."""
+    """Return the input of the VAE's decoder: the normalisation undone, float32."""
     if info.dtype == "bfloat16":
         latent = (values.astype(np.uint32) << 16).view(np.float32)
     else:
@@ -278,7 +278,7 @@ def from_safetensors(raw: bytes) -> tuple[Values, str]:
 
 
 def _read_header(view: memoryview) -> tuple[LatentInfo, list[int], int]:
-    """What it says, the sizes of the channels' streams, and where the first begins."""
+    """Return the description, the sizes of the channels' streams, and the offset of the first."""
     if len(view) < _PREFIX.size:
         raise RecordInvalid(f"{len(view)} bytes are no latent record", field="record")
     magic, version, length, crc = _PREFIX.unpack_from(view)

@@ -37,6 +37,7 @@ class Dtype(Enum):
 
     @property
     def bytes(self) -> int:
+        """Bytes of one element."""
         return self.value[1]
 
 

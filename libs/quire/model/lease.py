@@ -1,4 +1,4 @@
-"""Signed leases: what a look-up promises, in a form that a gateway can check by itself.
+"""Signed leases: the promise of a look-up, in a form that a gateway can check alone.
 
 A lease names the ranges of the matched chunks with the nodes that deliver them, and a digest of all their keys. The
 orchestrator signs (HMAC-SHA256 with the cluster's secret); the gateway opens it and permits each node its part. In
@@ -46,12 +46,12 @@ class Lease:
     namespace: bytes = b""
 
     def check_fresh(self, now_ms: int) -> None:
-        """Raises `LeaseExpired`."""
+        """Check the time. Raises `LeaseExpired`."""
         if now_ms >= self.expires_ms:
             raise LeaseExpired(f"expired {now_ms - self.expires_ms} ms ago; look up again", field="lease")
 
     def check_keys(self, keys: ChunkKeys) -> None:
-        """Raises `LeaseForged` unless these are the keys that it is over."""
+        """Check that the lease is over these keys. Raises `LeaseForged`."""
         if not hmac.compare_digest(self.keys_digest, keys.digest()):
             raise LeaseForged("it is over other keys", field="lease")
 
@@ -63,6 +63,7 @@ class LeaseSigner:
         self._secrets = secrets
 
     def sign(self, lease: Lease) -> bytes:
+        """Return the signed token of a lease."""
         ranges = [[run.node_id, run.first, run.count] for run in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
         pinned = [lease.lease_id, lease.tip, lease.tip_bucket, lease.expires_ms]

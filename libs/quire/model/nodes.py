@@ -14,7 +14,7 @@ _NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(Enum):
-    """What a service of the cluster is."""
+    """Role of a service in the cluster."""
 
     STORAGE = "storage"
     DECODER = "decoder"
@@ -24,7 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a member or a client runs; empty for unknown."""
+    """Place where a member or a client runs; empty for unknown."""
 
     host: str = ""
     zone: str = ""
@@ -77,12 +77,12 @@ class DecoderInfo:
 
 @dataclass(frozen=True, slots=True)
 class GatewayInfo:
-    """A gateway: nothing is decided by what it says of itself."""
+    """A gateway: its description decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerInfo:
-    """A scheduler. `link_rates`: of the one that leads, what one more delivery would get on each link, in bytes/s."""
+    """A scheduler. `link_rates`: of the leader, the rate of one more delivery on each link, in bytes/s."""
 
     link_rates: Mapping[str, int] = field(default_factory=dict)
 
@@ -98,8 +98,10 @@ _ROLES: Final[dict[type, Role]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDelivery:
-    """A delivery that a storage node carries out. `layers_sent`: those that the transport has taken.
-    `rate_bytes_per_s`: as the scheduler granted it; 0 for none. `tenant`: its tag, as metrics have it.
+    """A delivery that a storage node carries out.
+
+    `layers_sent`: those that the transport has taken. `rate_bytes_per_s`: as the scheduler granted it; 0 for none.
+    `tenant`: its tag, as metrics have it.
     """
 
     delivery_id: bytes
@@ -112,13 +114,15 @@ class RunningDelivery:
 
     @property
     def short_id(self) -> str:
-        """For people."""
+        """Text for people."""
         return self.delivery_id.hex()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One member. `node_id` survives restarts, `incarnation` does not. `about`: what it is, and what others decide by.
+    """A member.
+
+    `node_id` survives restarts, `incarnation` does not. `about`: its role, and the facts that others decide by.
 
     `stats`, `tenant_stats`, `notes` and `running` are for people and metrics: no code reads them.
     """
@@ -141,26 +145,27 @@ class Node:
 
     @property
     def role(self) -> Role:
+        """Role of the member."""
         return _ROLES[type(self.about)]
 
     @property
     def worker_address(self) -> bytes:
-        """Of a storage node's data plane; empty for others."""
+        """Address of a storage node's data plane; empty for others."""
         return self.about.worker_address if isinstance(self.about, StorageInfo) else b""
 
     @property
     def capacity_bytes(self) -> int:
-        """What a storage node or a decoder's cache has space for; 0 for others."""
+        """Capacity of a storage node or a decoder's cache, bytes; 0 for others."""
         return self.about.capacity_bytes if isinstance(self.about, StorageInfo | DecoderInfo) else 0
 
     @property
     def used_bytes(self) -> int:
-        """What a storage node or a decoder's cache has; 0 for others."""
+        """Bytes in a storage node or a decoder's cache; 0 for others."""
         return self.about.used_bytes if isinstance(self.about, StorageInfo | DecoderInfo) else 0
 
     @property
     def all_stats(self) -> dict[str, float]:
-        """Every number that it tells of itself, for metrics."""
+        """Return every number of its description, for metrics."""
         return {"capacity": self.capacity_bytes, "used": self.used_bytes, **self.stats, **self.tenant_stats}
 
 
@@ -175,8 +180,9 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class MemberSpans:
-    """Some of the spans that a member keeps, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why others are
-    missing.
+    """Some of the spans that a member keeps, each as JSON in the form of `QUIRE_TRACE_FOLDER`.
+
+    `error`: why others are missing.
     """
 
     member: str

@@ -29,8 +29,9 @@ class NodeOutcome:
     error_message: str = ""
 
     def check(self) -> None:
-        """Raise what failed: one of `Unavailable`, `DeadlineExceeded`, `InternalError` where the node may still be at
-        the client's memory.
+        """Raise the error of a failed part.
+
+        `Unavailable`, `DeadlineExceeded`, `InternalError`: the node may still be at the client's memory.
         """
         if not self.error_code:
             return

@@ -1,10 +1,10 @@
-"""Permits: the gateway's word that a transfer is what its client asked for.
+"""Permits: the gateway's signature that a transfer is the one that its client requested.
 
 A lease says which chunks may be read; a permit binds one node's part of a transfer to a tenant, to a time and to
 everything that its request says: these chunks, this piece of client memory (worker, address, length, remote key), this
 layout and level. The gateway signs it with the cluster's secret; the storage node verifies it, and nothing else, before
 a byte moves. So reaching a storage node is not enough to have it deliver or ingest, and a transfer cannot be turned to
-other memory on its way. Members sign what goes into their own memory, and what they ask of each other: to drop, to
+other memory on its way. Members sign transfers into their own memory, and their requests to each other: to drop, to
 copy, to describe, to raise, to warm up. Such a request does the same if it comes twice.
 """
 
@@ -25,9 +25,7 @@ _EXPIRY: Final = struct.Struct("<q")
 
 
 class PermitSigner:
-    """Signs with the cluster's secret, the first of these, and verifies with any: there are two while one replaces the
-    other.
-    """
+    """Signs with the first of the cluster's secrets, and verifies with any: there are two during a rotation."""
 
     def __init__(self, *secrets: bytes) -> None:
         self._secrets = secrets

@@ -1,4 +1,4 @@
-"""What a namespace may take up, and for how long; what a tenant gets of the links, and may have stored."""
+"""Policies: quota and time to live of a namespace; a tenant's share of links, and its quota."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class NamespacePolicy:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """`tenant`: `Namespace.tenant`. Of a contended link it gets a part in proportion to `weight`, and never more than
-    `cap_bytes_per_s` (0 for no cap). It may have `stored_bytes_max` (0 for no limit) of S3 objects, image records and
-    chunks together: objects and images beyond it are refused, chunks go, the coldest first.
+    """`tenant`: `Namespace.tenant`.
+
+    Of a contended link it gets a part in proportion to `weight`, and never more than `cap_bytes_per_s` (0 for no cap).
+    It may have `stored_bytes_max` (0 for no limit) of S3 objects, image records and chunks together: objects and images
+    beyond it are refused, chunks go, the coldest first.
     """
 
     tenant: str = ""
@@ -56,7 +58,7 @@ class TenantPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantState:
-    """What was set for a tenant, and, where what it stores is limited, what that limit is about.
+    """A tenant's policy, and, if it has a quota, the bytes under it.
 
     `kept_bytes`: S3 objects and image records. `namespaces`: tags of the namespaces that it has stored chunks in.
     """
@@ -67,13 +69,13 @@ class TenantState:
 
     @property
     def chunk_bytes_max(self) -> int:
-        """What its chunks may take up."""
+        """Quota of its chunks in bytes."""
         return max(0, self.policy.stored_bytes_max - self.kept_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyList:
-    """All that was set. `storage_nodes`: how many share the quotas."""
+    """All policies. `storage_nodes`: how many share the quotas."""
 
     namespaces: tuple[NamespacePolicy, ...] = ()
     tenants: tuple[TenantState, ...] = ()

@@ -34,11 +34,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class ComputeProfile:
-    """What was measured of one (model, device). `source`: by whom, with what. Raises `InvalidRequest`.
+    """Measurements of one (model, device). `source`: by whom, with which tool. Raises `InvalidRequest`.
 
-    In between, prefill time follows a + b·n + c·n·(p + n/2), the costs of a forward pass of n tokens that attend to p
-    cached ones and to each other, fitted to the samples and then corrected to pass through each of them (inverse
-    distances, in logarithms of input and context).
+    In between, prefill time follows a + b·n + c·n·(p + n/2). These are the costs of a forward pass of n tokens that
+    attend to p cached ones and to each other. They are fitted to the samples, and then corrected to pass through each
+    of them (inverse distances, in logarithms of input and context).
     """
 
     model: str
@@ -76,7 +76,7 @@ class ComputeProfile:
         return self.prefill_s(input_tokens, prefix_tokens) / self.num_layers
 
     def save(self, file: Path) -> None:
-        """As JSON."""
+        """Return it as JSON."""
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @cached_property
@@ -122,7 +122,7 @@ def ttft_s(layer_transfer_s: npt.ArrayLike, window_s: npt.ArrayLike, num_layers:
 
 
 def load_profile(file: Path) -> ComputeProfile:
-    """Raises `InvalidRequest`, naming what is wrong."""
+    """Parse a profile. Raises `InvalidRequest`, naming the field."""
     try:
         record: dict[str, Any] = json.loads(file.read_text())
         samples = tuple(Sample(**sample) for sample in record.pop("samples"))
@@ -143,10 +143,11 @@ class Profiles:
         }
 
     def all(self) -> list[ComputeProfile]:
+        """Return all profiles."""
         return list(self._profiles.values())
 
     def find(self, model: str, device: str) -> ComputeProfile | None:
-        """By the model's name without its organisation, and the device's; case does not count."""
+        """Find a profile by the model's name without its organisation, and the device's; case does not count."""
         return self._profiles.get((_short(model), device.lower()))
 
 

@@ -1,4 +1,4 @@
-"""What an image's provenance says: the part of a C2PA manifest that its owner writes; decoders sign what they serve."""
+"""Provenance of images: the part of a C2PA manifest that the owner writes; decoders sign the images that they serve."""
 
 from __future__ import annotations
 

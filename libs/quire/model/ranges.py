@@ -16,12 +16,12 @@ class ChunkRange:
 
     @property
     def stop(self) -> int:
-        """Behind the last one."""
+        """Position behind the last one."""
         return self.first + self.count
 
 
 def clip(ranges: Iterable[ChunkRange], first: int, stop: int) -> tuple[ChunkRange, ...]:
-    """What of `ranges` lies within chunks first … stop-1."""
+    """Return the part of `ranges` within chunks first … stop-1."""
     cut = (
         ChunkRange(run.node_id, low, min(run.stop, stop) - low)
         for run in ranges

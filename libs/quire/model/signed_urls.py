@@ -2,8 +2,8 @@
 
     signed_url("/v1/images/cat?preset=thumb", key="QK…", secret="…", expires_s=time.time() + 3600)
 
-What is signed is the path and the query as they mean, not as they are escaped: proxies may escape them otherwise. Other
-parameters, another image, another time make another signature. A URL ends with its key: rotate or delete that.
+The signature is over the unescaped path and query: proxies may escape them otherwise. Other parameters, another image,
+another time make another signature. A URL ends with its key: rotate or delete that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGITS_MAX: Final = 11
 
 @dataclass(frozen=True, slots=True)
 class UrlClaim:
-    """What a signed URL says: the key's name, until when (seconds since the epoch), the signature, and the rest."""
+    """The claim of a signed URL: the key's name, until when (seconds since the epoch), the signature, and the rest."""
 
     path: str
     key: str
@@ -33,7 +33,7 @@ class UrlClaim:
 
     @classmethod
     def read(cls, path: str, query: Iterable[tuple[str, str]]) -> UrlClaim | None:
-        """Of a path and a query, both unescaped; None for a URL that is not signed.
+        """Read the claim of a path and a query, both unescaped; None for a URL that is not signed.
 
         Raises `InvalidRequest` for one that is signed by halves.
         """
@@ -57,8 +57,9 @@ class UrlClaim:
 
 
 def signed_url(url: str, *, key: str, secret: str, expires_s: float) -> str:
-    """The URL, with or without a host, with `key`, `expires` and `signature`. Raises `InvalidRequest` for one that has
-    them.
+    """The URL, with or without a host, with `key`, `expires` and `signature`.
+
+    Raises `InvalidRequest` for one that has them.
     """
     parts = urlsplit(url)
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))

@@ -1,4 +1,7 @@
-"""Where spans, measurements and log lines go in. The process decides what becomes of them: `quire_server.telemetry`."""
+"""Entry points for spans, measurements and log lines.
+
+The process configures the exporters: `quire_server.telemetry`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def meter() -> metrics.Meter:
 def counter(
     name: str, unit: str = "1", description: str = "", kinds: Sequence[Mapping[str, str]] = ({},)
 ) -> metrics.Counter:
-    """One that stands at 0 from the start, for each of `kinds`: what never happened is told from what is not."""
+    """Create a counter that is exported as 0 from the start, for each of `kinds`: "never" is not "unknown"."""
     instrument = meter().create_counter(name, unit, description)
     for kind in kinds:
         instrument.add(0, kind)
@@ -32,7 +35,7 @@ def counter(
 
 
 def tally(name: str, unit: str, description: str, read: Callable[[], Iterable[tuple[int, Mapping[str, str]]]]) -> None:
-    """A counter that is read when it is asked for: what is counted often costs nothing but an addition."""
+    """Create a counter that is read at export: counting costs no more than an addition."""
 
     def observe(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
         return [metrics.Observation(value, kind) for value, kind in read()]

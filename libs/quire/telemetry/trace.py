@@ -38,7 +38,7 @@ def entry(carrier: Mapping[str, str], *, strangers: bool = False) -> tuple[Conte
 
 
 def background() -> contextvars.Context:
-    """For tasks that belong to no request (or outlive it): what they call records no spans, here or elsewhere.
+    """Return a context for tasks outside of any request: their calls record no spans, here or elsewhere.
 
     `asyncio.create_task(…, context=background())`.
     """

@@ -1,4 +1,4 @@
-"""For tests of Quire and of what is built on it: fakes of the ports, contract suites, and a simulator."""
+"""Test support for Quire and its users: fakes of the ports, contract suites, and a simulator."""
 
 from quire.testing.clock import FakeClock
 

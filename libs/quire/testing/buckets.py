@@ -14,8 +14,10 @@ _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
 
 @dataclass(slots=True)
 class _Bucket:
-    """`garbage`: unreferenced blobs, with the earliest time of their removal; `waste`: the bytes of those that objects
-    and parts referred to.
+    """State of a bucket.
+
+    `garbage`: unreferenced blobs, with the earliest time of their removal; `waste`: the bytes of those that objects and
+    parts referred to.
     """
 
     there: bool = False
@@ -39,7 +41,7 @@ class _Bucket:
         return not expected or (previous is not None and previous.etag == expected)
 
     def commit(self, blobs: Iterable[Blob]) -> bool:
-        """Take blobs out of the garbage; False, and nothing, if one of them is not there any more."""
+        """Take blobs out of the garbage; False, and nothing, if one of them has been removed."""
         names = [blob.name for blob in blobs]
         if not all(name in self.garbage for name in names):
             return False
@@ -56,7 +58,7 @@ class _Bucket:
 
 
 class MemoryBuckets:
-    """Of all tenants. Every method does at once what it does."""
+    """Buckets of all tenants. Every method takes effect at once."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
@@ -153,7 +155,7 @@ class MemoryBuckets:
         return Page(objects, keys[-1] if keys else "", more=len(keys) >= limit, common=common)
 
     def lose(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
-        """What is known of keys goes, as if it was deleted between a listing's two looks; the keys stay."""
+        """Delete the metadata of keys but not the keys, as if they were deleted between a listing's two reads."""
         for key in keys:
             del self._of(tenant, bucket).objects[key]
 

@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def is_hollow(self) -> bool:
-        """Nothing holds it, nothing extends it: it goes."""
+        """Whether nothing holds or extends it: then it is removed."""
         return not self.nodes and not self.children
 
 
@@ -322,7 +322,7 @@ class MemoryIndex:
         return sum([await self.unpin(keys.bucket_of(at), keys.at(at), lease_id) for at in range(len(keys))])
 
     async def pins(self, bucket: bytes) -> int:
-        """Of all buckets together."""
+        """Return the count over all buckets."""
         return sum(len(pins) for pins in self.state.pins.values())
 
     def _pin(self, key: bytes, pin: Pin) -> None:

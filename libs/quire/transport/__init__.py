@@ -42,7 +42,7 @@ OFF: Final = "off"
 def data_plane(
     shared_memory: str | Path = "", uids: Collection[int] = (), *, wary: bool = False, ucx_tls: str = ""
 ) -> AutoTransport:
-    """The running loop's. `ucx_tls`: transports of UCX, e.g. "rc,tcp"; empty lets UCX choose.
+    """Create the running loop's transport. `ucx_tls`: transports of UCX, e.g. "rc,tcp"; empty lets UCX choose.
 
     `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: users whose
     processes are dealt with beside this user's. `wary`: see `AutoTransport`.
@@ -57,7 +57,7 @@ def data_plane(
 
 
 def data_plane_of_environment() -> AutoTransport:
-    """As QUIRE_SHARED_MEMORY and QUIRE_SHARED_MEMORY_UIDS say."""
+    """Create it from QUIRE_SHARED_MEMORY and QUIRE_SHARED_MEMORY_UIDS."""
     uids = users(os.environ.get("QUIRE_SHARED_MEMORY_UIDS", ""))
     return data_plane(os.environ.get("QUIRE_SHARED_MEMORY", ""), uids, wary=True)
 
@@ -73,7 +73,7 @@ def users(text: str) -> list[int]:
 def ucx_transport(**config: str) -> Transport:
     """UCX in the running loop. `config`: settings of UCX without their prefix, e.g. TLS="tcp".
 
-    Loads UCX, which reads its settings from the environment and is told there to leave the process alone. Raises
+    Loads UCX, which reads its settings from the environment where it is configured to leave the process alone. Raises
     `ConfigInvalid` where it is not installed.
     """
     try:

@@ -32,9 +32,9 @@ _MAGIC: Final = b"QN1"
 class AutoTransport:
     """`shared` is None where this process does not use shared memory, for the reason `why_not`.
 
-    `required`: it was asked for, so a folder that cannot be used fails the start. `wary`: of UCX, which ends a process
+    `required`: it was requested, so a folder that cannot be used fails the start. `wary`: of UCX, which ends a process
     that is connected to by a peer to which it has no way back. While one that is connected to from here can be
-    reached by shared memory only, this process is not told to anybody as one that UCX reaches.
+    reached by shared memory only, this process does not publish a UCX address.
     """
 
     name = "nearest"
@@ -128,7 +128,7 @@ class AutoTransport:
         self.why_not = why
 
     def count_unshared(self, change: int) -> None:
-        """Of regions here that a peer can write to by UCX alone."""
+        """Key of a region for a peer that can write by UCX alone."""
         self._unshared += change
 
 
@@ -182,7 +182,7 @@ class _Remote:
 
 
 class AutoPeer:
-    """Both connections to a member; that by UCX is made when it is needed."""
+    """The two connections to a member; that by UCX is made when it is needed."""
 
     def __init__(self, transport: AutoTransport, address: bytes) -> None:
         self._transport = transport
@@ -257,7 +257,7 @@ class AutoPeer:
         return self._at(remote).stream(_here(region, remote), remote.at, tenant)
 
     def send(self, message: bytes) -> None:
-        """By UCX once that is in use: behind what it has under way."""
+        """Send by UCX once that is in use, behind its puts in flight."""
         self._liveness.check()
         (self._by_ucx() if self._in_use or self._shared is None else self._shared).send(message)
 
@@ -288,7 +288,7 @@ class AutoPeer:
         return self._ucx
 
     def _ucx_failed(self, peer: Peer, error: PeerLost) -> None:
-        """It ends this peer, unless shared memory is there and UCX was never needed."""
+        """A failure of UCX ends this peer, unless shared memory is there and UCX was never needed."""
         if self._shared is not None and not self._in_use and not peer.reached:
             self._no_way_back(error)
             return
@@ -341,7 +341,7 @@ def ucx_target(target: RdmaTarget) -> RdmaTarget:
 
 
 def _parted(pair: bytes, field: str) -> tuple[bytes, bytes]:
-    """For UCX and for shared memory. Raises `TargetInvalid`."""
+    """Split a key for UCX and for shared memory. Raises `TargetInvalid`."""
     if len(pair) > _FRAME.size:
         magic, length = _FRAME.unpack_from(pair)
         rest = pair[_FRAME.size :]

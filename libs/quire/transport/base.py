@@ -24,7 +24,7 @@ class Region(Protocol):
 
     @property
     def address(self) -> int:
-        """Of its first byte, in this process."""
+        """Address of its first byte, in this process."""
 
     @property
     def length(self) -> int:
@@ -32,7 +32,7 @@ class Region(Protocol):
 
     @property
     def remote_key(self) -> bytes:
-        """What opens it to a peer, beside its address."""
+        """Key that opens it to a peer, next to its address."""
 
     def close(self) -> None:
         """Unregister. Not while a peer may still be writing."""
@@ -65,7 +65,7 @@ class PayloadStream(Protocol):
     async def place(self, write: Callable[[], None], length: int) -> None:
         """Run `write`, which fills `length` bytes of the peer's `memory`, in its turn, in a thread.
 
-        Returns when posted. What it raises ends the stream. Only where the peer's memory is this host's.
+        Returns when posted. Its errors end the stream. Only where the peer's memory is this host's.
         """
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
@@ -79,7 +79,7 @@ class PayloadStream(Protocol):
 
 
 class Peer(Protocol):
-    """One connection."""
+    """A connection."""
 
     @property
     def error(self) -> PeerLost | None:
@@ -116,10 +116,10 @@ class Peer(Protocol):
         """Wait until no transfer of this connection touches memory here. Raises `DeadlineExceeded`."""
 
     async def close(self) -> None:
-        """Let what was posted arrive, tell the peer, and disconnect."""
+        """Flush posted puts, notify the peer, and disconnect."""
 
     def abort(self) -> None:
-        """Disconnect now: what is in flight ends with an error."""
+        """Disconnect now: operations in flight end with an error."""
 
 
 class Transport(Protocol):
@@ -127,15 +127,15 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the kind of transport, for metrics and errors."""
+        """Name of the kind of transport, for metrics and errors."""
 
     @property
     def description(self) -> str:
-        """What carries the bytes, for logs."""
+        """Description for logs."""
 
     @property
     def address(self) -> bytes:
-        """What a peer needs to connect here."""
+        """Address that a peer needs to connect here."""
 
     proof: bytes
     """That the address is this process's own, for the gateways of a cluster (`quire.model.address_proof`); or empty."""
@@ -144,7 +144,7 @@ class Transport(Protocol):
         """Before anything else, in the loop that it is used in."""
 
     async def close(self) -> None:
-        """End all connections, and give up what was registered."""
+        """End all connections, and give up registered regions."""
 
     def allocate(self, length: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory, to be registered, that peers reach in the best way that there is."""
@@ -156,7 +156,7 @@ class Transport(Protocol):
         """The connection to that address; the same one while it is alive."""
 
     def on_message(self, handler: Callable[[bytes], None]) -> None:
-        """Where messages go."""
+        """Set the receiver of messages."""
 
     def expecting(self) -> AbstractContextManager[None]:
         """While inside, messages are about to arrive: spin a little rather than sleep."""

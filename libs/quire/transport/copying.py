@@ -1,4 +1,4 @@
-"""Payloads that are copied in threads, in order, with what is announced between them."""
+"""Payloads that are copied in threads, in order, with their announcements in between."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _AHEAD_BYTES: Final = 16 << 20
 
 
 class Hearer(Protocol):
-    """Who a stream's messages go to."""
+    """Receiver of a stream's messages."""
 
     def check(self) -> None:
-        """Raises `PeerLost`."""
+        """Send a message. Raises `PeerLost`."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -61,7 +61,7 @@ class CopyStream:
         await self.place(copy, target.nbytes)
 
     async def place(self, write: Callable[[], None], length: int) -> None:
-        """Run `write` in its turn. What it raises ends the stream: nothing more is written or announced."""
+        """Run `write` in its turn. Its errors end the stream: nothing more is written or announced."""
         self._check()
         self._push(length, write)
         self.bytes_posted += length
@@ -172,7 +172,7 @@ def wait_in_thread(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
 
 
 async def to_its_end(copying: asyncio.Future[Result]) -> Result:
-    """Wait for a thread that copies, even when cancelled: the memory is in use until then."""
+    """Wait for a thread that copies, even when cancelled: the memory is in use for as long."""
     try:
         return await asyncio.shield(copying)
     except asyncio.CancelledError:

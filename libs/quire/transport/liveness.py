@@ -1,4 +1,4 @@
-"""Whether a peer is alive, and who is told when it is not any more."""
+"""Liveness of a peer, with callbacks for its loss."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from quire.model.errors import PeerLost
 
 
 class Liveness:
-    """Of one peer. `error`: why it is lost."""
+    """Liveness of one peer. `error`: why it is lost."""
 
     def __init__(self) -> None:
         self.error: PeerLost | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
 
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
-        """As `Peer.on_failure`."""
+        """See `Peer.on_failure`."""
         if self.error is not None:
             callback(self.error)
             return lambda: None
@@ -23,7 +23,7 @@ class Liveness:
         return lambda: self._watchers.remove(callback) if callback in self._watchers else None
 
     def fail(self, error: PeerLost) -> None:
-        """It is lost; told once."""
+        """Mark it as lost; callbacks run once."""
         if self.error is not None:
             return
         self.error = error
@@ -32,6 +32,6 @@ class Liveness:
             watcher(error)
 
     def check(self) -> None:
-        """Raises `PeerLost`: a new one, for what was raised keeps the frames that it went through, and their memory."""
+        """Raise `PeerLost` if it is lost: a new one, because a raised error keeps its frames, and their memory."""
         if self.error is not None:
             raise PeerLost(self.error.message)

@@ -59,7 +59,7 @@ class MemoryRemote:
 
 
 class MemoryTransport:
-    """One member of an imaginary fabric. `kill()` makes it die as a process would."""
+    """A member of an imaginary fabric. `kill()` makes it die as a process would."""
 
     name = "memory"
     proof = b""
@@ -134,7 +134,7 @@ class MemoryPeer:
         return lambda: watchers.remove(callback) if callback in watchers else None
 
     def memory(self, remote: Remote) -> None:
-        """It is copied as a wire would."""
+        """Copy it as a wire would."""
 
     async def remote(self, target: RdmaTarget) -> Remote:
         region = MemoryRegion.by_key.get(target.remote_key)

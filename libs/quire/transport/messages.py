@@ -75,7 +75,7 @@ _STALL_US_MAX: Final = 0xFFFFFFFF
 
 
 def encode_message(message: Message) -> bytes:
-    """As `decode_message` reads it; a stall of over 71 minutes is sent as that."""
+    """Encode for `decode_message`; a stall of over 71 minutes is sent as that."""
     match message:
         case LayerReady(transfer, node, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_READY, transfer, node, layer, 0, trace)
@@ -91,7 +91,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(raw: bytes) -> Message:
-    """Raises `InvalidRequest` for what no version of Quire sends."""
+    """Decode a message. Raises `InvalidRequest` for bytes that no version of Quire sends."""
     if len(raw) != _FORMAT.size or raw[0] != _VERSION:
         raise InvalidRequest(f"a message of {len(raw)} bytes, version {raw[0] if raw else None}", field="message")
     _, kind, transfer, node, layer, status, trace = _FORMAT.unpack(raw)

@@ -1,7 +1,7 @@
 """The data plane between processes of one host: memory that both have mapped, and messages by unix sockets.
 
-`allocate` returns memory backed by an anonymous file (memfd) that is sealed against growing and shrinking. A peer asks
-for a region by its name, 128 random bits, over the owner's socket, and receives the file by SCM_RIGHTS. Both sides
+`allocate` returns memory backed by an anonymous file (memfd) that is sealed against growing and shrinking. A peer
+requests a region by its name, 128 random bits, over the owner's socket, and receives the file by SCM_RIGHTS. Both sides
 check the other process' user first (SO_PEERCRED). The receiver checks the file's seals: if the owner could shrink the
 file, the receiver would get SIGBUS at the next access. Threads copy; the thread that has copied sends the announcement.
 """
@@ -58,7 +58,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def default_folder() -> Path:
-    """Where the sockets of this user's processes lie, unless another folder is named."""
+    """Return the folder of the sockets of this user's processes, unless another one is named."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"quire-{os.getuid()}"
 
 
@@ -96,7 +96,7 @@ class _Sealed(mmap.mmap):
 
 @dataclass(slots=True)
 class _Grant:
-    """What an owner has handed out: `length` bytes at `start` of a file, which lie at `address` there."""
+    """A range that an owner has handed out: `length` bytes at `start` of a file, mapped at `address` there."""
 
     file: FileIO
     address: int
@@ -141,7 +141,7 @@ class SharedRemote:
 
 
 class SharedMemoryTransport:
-    """One member. `folder`: of the sockets, the same for all of them. `uids`: users to deal with beside one's own."""
+    """A member. `folder`: of the sockets, the same for all of them. `uids`: other users to deal with."""
 
     name = "shared_memory"
     proof = b""
@@ -158,7 +158,7 @@ class SharedMemoryTransport:
         self.description = f"shared memory ({self.folder})"
 
     async def start(self) -> None:
-        """Raises `ConfigInvalid` for a folder that cannot be used."""
+        """Listen. Raises `ConfigInvalid` for a folder that cannot be used."""
         self.loop = asyncio.get_running_loop()
         self.threads = ThreadPoolExecutor(min(_THREADS_MAX, os.cpu_count() or 1), thread_name_prefix="quire-copy")
         self.turns = FairThreads(self.threads)
@@ -200,7 +200,7 @@ class SharedMemoryTransport:
         return SharedRegion(self, _bytes_of(buffer), buffer)
 
     def connect(self, address: bytes) -> Peer:
-        """Raises `PeerLost` where nothing listens, in this folder, or another user's process."""
+        """Connect to a peer. Raises `PeerLost` if nothing listens in this folder, or another user's process."""
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
             name = _unframed(_ADDRESS, _ADDRESS_MAGIC, address, "target.worker_address").decode("ascii", "replace")
@@ -306,7 +306,7 @@ class SharedPeer:
         return stream
 
     def send(self, message: bytes) -> None:
-        """From any thread."""
+        """Send from any thread."""
         self.check()
         self._connection.send(Message.TELL, message)
 
@@ -408,7 +408,7 @@ def _populate(view: Bytes) -> None:
 
 
 def _bytes_of(buffer: Any) -> Bytes:
-    """Of anything contiguous: arrays, mappings, tensors of any type of the CPU's memory."""
+    """Return the address of anything contiguous: arrays, mappings, tensors of any type of the CPU's memory."""
     if hasattr(buffer, "data_ptr"):
         memory = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.data_ptr())
         return np.frombuffer(memory, dtype=np.uint8)
@@ -420,7 +420,7 @@ def _framed(frame: struct.Struct, magic: bytes, name: bytes) -> bytes:
 
 
 def _unframed(frame: struct.Struct, magic: bytes, framed: bytes, field: str) -> bytes:
-    """Raises `TargetInvalid`."""
+    """Unpack a key. Raises `TargetInvalid`."""
     if len(framed) == frame.size:
         frame_magic, name, crc = frame.unpack(framed)
         if frame_magic == magic and crc == zlib.crc32(name):

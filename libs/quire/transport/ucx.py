@@ -25,7 +25,7 @@ _FRAME_MAGIC: Final = b"QW1"
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """pyucx's errors in Quire's words."""
+    """Pyucx's errors in Quire's words."""
     try:
         yield
     except pyucx.UcxError as error:
@@ -76,7 +76,7 @@ class UcxTransport:
         return self._address
 
     def allocate(self, length: int) -> npt.NDArray[np.uint8]:
-        """On huge pages where there are some."""
+        """Allocate, on huge pages if there are some."""
         memory = mmap.mmap(-1, length)
         memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype=np.uint8)
@@ -116,7 +116,7 @@ def _framed(address: bytes) -> bytes:
 
 
 def _unframed(framed: bytes) -> bytes:
-    """Raises `TargetInvalid` for what `_framed` has not made. Says nothing of who made it."""
+    """Unpack a key. Raises `TargetInvalid` for bytes that `_framed` has not made."""
     if len(framed) > _FRAME.size:
         magic, major, minor, crc = _FRAME.unpack_from(framed)
         address = framed[_FRAME.size :]
@@ -132,7 +132,7 @@ def _unframed(framed: bytes) -> bytes:
 
 
 class UcxPeer:
-    """One endpoint."""
+    """An endpoint."""
 
     def __init__(self, endpoint: pyucx.Endpoint, *, gathers: bool) -> None:
         self._endpoint = endpoint

@@ -26,7 +26,7 @@ _MAKING: Final = ".making"
 
 
 class Message(enum.IntEnum):
-    """What a message is: the first byte."""
+    """Kind of a message: the first byte."""
 
     TELL = 1
     ASK = 2
@@ -55,7 +55,7 @@ def listening(path: Path, mode: int) -> socket.socket:
 
 
 def connected(path: Path, uids: Collection[int]) -> Connection:
-    """Raises `PeerLost`, with the reason."""
+    """Connect. Raises `PeerLost`, with the reason."""
     connection = _socket()
     try:
         connection.connect(str(path))
@@ -69,7 +69,7 @@ def connected(path: Path, uids: Collection[int]) -> Connection:
 
 
 def swept(folder: Path) -> None:
-    """Remove sockets that nothing listens at any more: of processes that were killed."""
+    """Remove the sockets of processes that were killed."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             if not path.is_socket() or time.time() - path.stat().st_mtime < _STALE_S:
@@ -82,7 +82,7 @@ def swept(folder: Path) -> None:
 
 
 class Connection:
-    """One connection. Raises `PermissionError` where the other side is another user's than `uids`."""
+    """A connection. Raises `PermissionError` where the other side is another user's than `uids`."""
 
     def __init__(self, connected: socket.socket, uids: Collection[int]) -> None:
         raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -101,12 +101,15 @@ class Connection:
         self._closed = False
 
     def start(self, receive: Told, ended: Callable[[str], None]) -> None:
-        """Hear what comes; `ended` hears once why nothing more comes."""
+        """Receive messages; `ended` is called once, with the reason of the end."""
         self._told, self._ended = receive, ended
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def send(self, kind: Message, body: bytes, file: int | None = None) -> None:
-        """From any thread; one with a file from the loop's alone. Not waited for: what does not fit is queued."""
+        """Send from any thread, a file from the loop's alone.
+
+        Does not wait: messages beyond the socket's buffer are queued.
+        """
         frame = bytes((kind,)) + body
         with self._lock:
             if self._closed:

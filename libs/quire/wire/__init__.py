@@ -1,1 +1,1 @@
-"""What crosses between processes by gRPC: messages, their conversion to and from the model, errors, channels."""
+"""The gRPC interface between processes: messages, their conversion to and from the model, errors, channels."""

@@ -48,9 +48,10 @@ class ChannelPool:
         self._channels: dict[str, Any] = {}
 
     def get(self, address: str) -> Any:
-        """The channel to host:port; connects at the first call, reconnects by itself.
+        """Return the channel to host:port; it connects at the first call, and reconnects.
 
-        Of several, separated by commas (addresses, not names), the first that answers; when it goes the next one.
+        Of several, separated by commas (addresses, not names), the first that answers; when it disconnects the next
+        one.
         """
         channel = self._channels.get(address)
         if channel is None:
@@ -61,7 +62,7 @@ class ChannelPool:
         interceptors_, tls = interceptors(self._token), self._tls
         if "," in address:
             if tls is not None and not tls.server_name:
-                # One certificate for all of them: that it names the first is what is looked at.
+                # One certificate for all of them: it has to name the first.
                 tls = replace(tls, server_name=address.split(",")[0].strip().rpartition(":")[0])
             address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
         if tls is not None:
@@ -70,6 +71,7 @@ class ChannelPool:
         return _MembersChannel(channel, self._caller) if self._caller is not None else channel
 
     async def close(self) -> None:
+        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

@@ -77,7 +77,7 @@ def inverse(table: dict[Message, Value], value: Value) -> Message:
 
 
 def layout_from(message: pb.KvLayout) -> KvLayout:
-    """Raises `LayoutInvalid`."""
+    """Convert a layout. Raises `LayoutInvalid`."""
     if message.dtype not in _DTYPES:
         raise LayoutInvalid("not set, or unknown", field="layout.dtype")
     if message.attention not in _ATTENTION:
@@ -104,7 +104,7 @@ def layout_to(layout: KvLayout) -> pb.KvLayout:
 
 
 def namespace_from(message: pb.Namespace) -> Namespace:
-    """Raises `LayoutInvalid`, `InvalidRequest`."""
+    """Convert a namespace. Raises `LayoutInvalid`, `InvalidRequest`."""
     return Namespace(
         message.model_id,
         message.weight_version,
@@ -215,14 +215,14 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
 
 
 def role_from(value: pb.Role) -> Role:
-    """Raises `InvalidRequest`."""
+    """Convert a node. Raises `InvalidRequest`."""
     if value not in _ROLES:
         raise InvalidRequest("not set, or unknown", field="role")
     return _ROLES[value]
 
 
 def node_from(message: pb.Node) -> Node:
-    """Raises `InvalidRequest` for one that does not say what it is."""
+    """Convert a node's description. Raises `InvalidRequest` for one without a kind."""
     return Node(
         node_id=message.node_id,
         about=_info_from(message),
@@ -297,7 +297,7 @@ def _info_from(message: pb.Node) -> Info:
         case "scheduler":
             return SchedulerInfo(link_rates={link.link: link.bytes_per_s for link in message.scheduler.links})
         case _:
-            raise InvalidRequest("it does not say what it is", field="node.about")
+            raise InvalidRequest("it has no kind", field="node.about")
 
 
 def running_to(running: RunningDelivery) -> pb.RunningDelivery:
@@ -346,7 +346,7 @@ def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
 
 
 def event_from(message: gateway_pb2.CacheEvent) -> CacheEvent:
-    """Raises `InvalidRequest` for a kind that means nothing here."""
+    """Convert an event. Raises `InvalidRequest` for an unknown kind."""
     if message.kind not in _EVENT_KINDS:
         raise InvalidRequest(f"{message.kind} is no kind of event", field="kind")
     return CacheEvent(
@@ -370,7 +370,7 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
 
 
 def durability_from(value: pb.Durability) -> Durability:
-    """Raises `InvalidRequest`."""
+    """Convert a location. Raises `InvalidRequest`."""
     if value not in _DURABILITY:
         raise InvalidRequest("not set, or unknown", field="durability")
     return _DURABILITY[value]

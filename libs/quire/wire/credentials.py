@@ -63,22 +63,22 @@ def proved_role(header: str, path: str, secrets: tuple[bytes, ...]) -> str:
 
 
 def page_token(cluster_secret: bytes) -> str:
-    """What opens the gateway's web page, and nothing else."""
+    """Derive the password of the gateway's web page, which is good for nothing else."""
     return hmac.digest(cluster_secret, b"quire page 1", "sha256").hex()[:32]
 
 
 def spans_token(cluster_secret: bytes) -> str:
-    """What a gateway shows to be told the spans that a member keeps, and nothing else."""
+    """Derive the token by which a gateway reads the spans of a member, which is good for nothing else."""
     return hmac.digest(cluster_secret, b"quire spans 1", "sha256").hex()
 
 
 def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
-    """What a member shows when it reports: that it knows the cluster's secret."""
+    """Return the proof in a member's reports that it knows the cluster's secret."""
     return hmac.digest(secret, f"quire report\n{node_id}\n{incarnation}".encode(), "sha256")
 
 
 def check_proof(presented: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
-    """Raises `SecretDiffers`."""
+    """Check a proof. Raises `SecretDiffers`."""
     if not presented:
         why = "it proves nothing; to let a release before this one in, set QUIRE_ACCEPT_UNPROVEN=true"
         raise SecretDiffers(why, field="node.proof")

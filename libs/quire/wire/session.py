@@ -1,8 +1,8 @@
-"""A session with a gateway: everything that a client asks, over one stream. Generated stubs take it for a channel.
+"""A session with a gateway: all requests of a client, over one stream. Generated stubs take it for a channel.
 
 Each request has an id, and its answers come with it. The gateway counts its answers, and keeps those that have not been
-confirmed: a stream that breaks is opened again, and the session goes on where it was. What was asked fails as soon as
-it is clear that the gateway is not there; the session is looked for as long as the gateway keeps it.
+confirmed: a stream that breaks is opened again, and the session continues. Requests fail as soon as it is clear that
+the gateway is not there; the session is looked for as long as the gateway keeps it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSE_S: Final = 1.0
 
 
 def field_of(path: str) -> str:
-    """Of a method's path, or name, in `SessionRequest` and `SessionResponse`."""
+    """Return the field of a method's path, or name, in `SessionRequest` and `SessionResponse`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path.rpartition("/")[2]).lower()
 
 
@@ -50,7 +50,10 @@ METHODS: Final = {
 
 
 class SessionChannel:
-    """Stands before `channel`. `token`: what to show. When a gateway stops, another is asked what it has not taken."""
+    """Stands before `channel`.
+
+    `token`: the credential. When a gateway stops, another one receives the requests that it has not taken.
+    """
 
     def __init__(self, channel: Any, token: str = "") -> None:
         self._channel = channel
@@ -81,7 +84,7 @@ class SessionChannel:
         return ask
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        """A stream of its own beside the session."""
+        """Open a stream of its own, outside the session."""
         return self._channel.stream_stream(*arguments, **options)
 
     async def close(self) -> None:
@@ -100,18 +103,18 @@ class SessionChannel:
         return self._session
 
     def _retire(self, session: _Session) -> None:
-        """Its gateway stops."""
+        """Note that the gateway stops."""
         self._leaving.add(session)
         if self._session is session:
             self._session = None
 
 
 class _NotHeard(Exception):
-    """The gateway stopped, and had not taken the request: another one is asked."""
+    """The gateway stopped without taking the request: another one receives it."""
 
 
 class _Answers:
-    """Of one request, as they come."""
+    """Yield the answers of one request, as they arrive."""
 
     def __init__(
         self,
@@ -170,7 +173,10 @@ class _Answers:
 
 
 class _Session:
-    """One gateway's. `leaves` is called when that stops, `ended` when it has answered all that it had taken."""
+    """Session with one gateway.
+
+    `leaves` is called when that stops, `ended` when it has answered all that it had taken.
+    """
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class _Session:
             self._cancel(number)
 
     def forget(self, number: int) -> None:
-        """Its answers are not wanted any more; where there was none yet, the gateway is told."""
+        """Stop listening to the answers of a request; without an answer so far, the gateway is notified."""
         self._written.discard(number)
         if self._waiting.pop(number, None) is not None and not self._take_back(number):
             self._unheard = deque(message for message in self._unheard if message.id != number)
@@ -267,7 +273,7 @@ class _Session:
         self._say(cancel)
 
     async def _send(self) -> None:
-        """What is queued, in order. In a task of its own: a write that is cancelled would end the stream."""
+        """Write the queue, in order. In a task of its own: a write that is cancelled would end the stream."""
         try:
             while self._outgoing and (stream := self._stream) is not None:
                 message = self._outgoing.popleft()
@@ -283,7 +289,7 @@ class _Session:
             self._writing = False
 
     async def close(self) -> None:
-        """Say good-bye; what is asked fails."""
+        """End the session; open requests fail."""
         self._closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
@@ -333,7 +339,7 @@ class _Session:
         self._ended(self)
 
     async def _follow(self) -> None:
-        """One stream, from its opening to its end. Raises `AioRpcError`."""
+        """Follow one stream, from its opening to its end. Raises `AioRpcError`."""
         credentials = ((AUTHORIZATION, self._header),) if self._header else ()
         resumed = ((NAME_HEADER, self._token), (RECEIVED_HEADER, str(self._received))) if self._token else ()
         stream = self._method(metadata=(*SPOKEN, *credentials, *resumed))
@@ -404,7 +410,7 @@ class _Session:
             self._say(pb.SessionRequest(renew=pb.SessionRenew(authorization=self._header)))
 
     def _fail(self, error: AioRpcError) -> None:
-        """All that is asked."""
+        """Fail all open requests."""
         unanswered, self._waiting = self._waiting, {}
         unheard = {message.id for message in self._unheard} if self._leaving else set()
         self._unheard.clear()
@@ -416,7 +422,7 @@ class _Session:
 
 
 def _as_broken(error: AioRpcError) -> AioRpcError:
-    """A connection that broke under a write ends its stream as INTERNAL. Our servers say what is internal to them."""
+    """A connection that broke under a write ends its stream as INTERNAL. Quire's servers name their internal errors."""
     if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED) and not said(error):
         return _error(grpc.StatusCode.UNAVAILABLE, str(error.details()))
     return error

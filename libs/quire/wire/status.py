@@ -40,7 +40,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
 
 
 def status_of(error: errors.QuireError) -> grpc.StatusCode:
-    """gRPC status of an error, by its nearest listed ancestor."""
+    """GRPC status of an error, by its nearest listed ancestor."""
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), grpc.StatusCode.INTERNAL)
 
 
@@ -83,7 +83,7 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
 
 
 def _bare_error(code: grpc.StatusCode, details: str) -> errors.QuireError:
-    """Of a call that no server of ours has answered."""
+    """Return the error of a call that no Quire server has answered."""
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded(details)

@@ -21,14 +21,16 @@ _LOOK_S: Final = 1.0
 
 
 def name_of(holder: str) -> str:
-    """What the certificate of a service, or of an operator, is made out to beside the members' name."""
+    """Names in the certificate of a service, or of an operator, besides the members' name."""
     return f"{holder}.{MEMBER_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. `ca`: who signs the other side's certificate, None for the system's authorities; `cert` and `key`:
-    one's own, None for none. `server_name`: whom to expect at the other end, "" for the address that was dialled.
+    """PEM files.
+
+    `ca`: who signs the other side's certificate, None for the system's authorities; `cert` and `key`: one's own, None
+    for none. `server_name`: whom to expect at the other end, "" for the address that was dialled.
     """
 
     ca: Path | None = None
@@ -37,11 +39,11 @@ class Tls:
     server_name: str = ""
 
     def stamp(self) -> tuple[int, ...]:
-        """Another one when a file has changed. Raises `ConfigInvalid` for a file that is not there."""
+        """Return a stamp that changes with a file. Raises `ConfigInvalid` for a file that is not there."""
         return tuple(_changed_ns(path) for path in (self.ca, self.cert, self.key) if path is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Raises `ConfigInvalid` for files that cannot be read."""
+        """Load the files. Raises `ConfigInvalid` if they cannot be read."""
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
     def server_credentials(self, *, clients_too: bool) -> grpc.ServerCredentials:
@@ -73,7 +75,7 @@ class Tls:
 
 
 def tls_of_environment(server_name: str = "") -> Tls | None:
-    """What QUIRE_CLIENT_CA, _CERT and _KEY say; None if they say nothing."""
+    """Return the settings of QUIRE_CLIENT_CA, _CERT and _KEY; None without any."""
     files = [os.environ.get(f"QUIRE_CLIENT_{name}", "") for name in ("CA", "CERT", "KEY")]
     if not any(files):
         return None
@@ -96,7 +98,7 @@ class RotatingChannel:
         self._looked_s = 0.0
 
     def now(self) -> grpc.aio.Channel:
-        """The channel of the certificates as they are, or were a second ago."""
+        """Return the channel for the certificates of at most a second ago."""
         now_s = time.monotonic()
         if self._made and now_s - self._looked_s < _LOOK_S:
             return self._made[-1]
@@ -117,26 +119,27 @@ class RotatingChannel:
         return self._made[-1]
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        """Of the channel of the moment at which it is called."""
+        """Call by the channel that is current."""
         return self._method("unary_unary", arguments, options)
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Of the channel of the moment at which it is called."""
+        """Call by the channel that is current."""
         return self._method("unary_stream", arguments, options)
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Of the channel of the moment at which it is called."""
+        """Call by the channel that is current."""
         return self._method("stream_stream", arguments, options)
 
     def get_state(self, try_to_connect: bool = False) -> Any:
-        """Of the channel of this moment."""
+        """See the current channel."""
         return self.now().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last: Any) -> None:
-        """Of the channel of this moment."""
+        """See the current channel."""
         await self.now().wait_for_state_change(last)
 
     async def close(self) -> None:
+        """Close the current channel."""
         for channel in self._made:
             await channel.close()
 

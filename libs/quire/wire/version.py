@@ -1,4 +1,4 @@
-"""Which protocol the other side speaks, and whether it can be used."""
+"""Versions of the protocol: which one the peer speaks, and whether it can be served."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SPOKEN: Final = ((HEADER, f"{PROTOCOL_OLDEST}-{PROTOCOL_VERSION}"),)
 
 
 def understood(newest: int) -> bool:
-    """Of a caller, which understands this side: whether this side understands it."""
+    """Check a caller, which understands this side: whether this side understands it."""
     return newest >= PROTOCOL_OLDEST
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Of a request; one that says nothing comes from a plain gRPC client. Raises `VersionUnsupported`."""
+    """Check a request; one without a version comes from a plain gRPC client. Raises `VersionUnsupported`."""
     announced = metadata.get(HEADER)
     if announced is None:
         return
@@ -34,7 +34,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def check(newest: int) -> None:
-    """Of a node. Raises `VersionUnsupported`."""
+    """Check a node. Raises `VersionUnsupported`."""
     if not understood(newest):
         version = SPOKEN[0][1]
         raise VersionUnsupported(

@@ -28,9 +28,9 @@ class Advice:
 def advise(
     profile: ComputeProfile, layout: KvLayout, prompt_tokens: int, matched: int, rate_bytes_per_s: int, fixed_s: float
 ) -> Advice:
-    """By Eq. 3 of ObjectCache for every number of chunks (for long prefixes, for 257 of them).
+    """Evaluate Eq. 3 of ObjectCache for every number of chunks (for long prefixes, for 257 of them).
 
-    `fixed_s`: what a fetch costs besides its bytes. What is not taken is computed: it is always the tail.
+    `fixed_s`: cost of a fetch besides its bytes. The rest, always the tail, is computed.
     """
     chunks = np.unique(np.linspace(0, matched, min(matched + 1, _CANDIDATES_MAX)).astype(np.int64))
     cached = np.minimum(chunks * layout.chunk_tokens, prompt_tokens - 1)

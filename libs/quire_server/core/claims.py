@@ -21,7 +21,7 @@ _MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Claims:
-    """Of nodes with weights, each over 0, on names. `nodes`: (name, weight)."""
+    """Claims of nodes with weights, each over 0, on names. `nodes`: (name, weight)."""
 
     def __init__(self, nodes: Sequence[tuple[str, float]]) -> None:
         self.names = [name for name, _ in nodes]
@@ -42,7 +42,7 @@ class Claims:
 
 
 def claims_by_capacity(nodes: Iterable[Node]) -> Claims:
-    """Of storage nodes, by what they have space for."""
+    """Claims of storage nodes, by their capacity."""
     return _claims(tuple((node.node_id, float(max(1, node.capacity_bytes))) for node in nodes))
 
 

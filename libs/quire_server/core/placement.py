@@ -35,8 +35,10 @@ def rendezvous(name: bytes, nodes: Iterable[Node]) -> list[Node]:
 
 
 def range_chunks(chunk_bytes: int) -> int:
-    """How many consecutive chunks are kept together: enough bytes for large reads, and so few chunks that a prefix of
-    a few thousand tokens uses the links of several nodes.
+    """Return how many consecutive chunks are kept together.
+
+    They are enough bytes for large reads, and few enough chunks that a prefix of a few thousand tokens uses the links
+    of several nodes.
     """
     return max(1, min(_RANGE_CHUNKS_MAX, _RANGE_BYTES // chunk_bytes))
 
@@ -53,8 +55,10 @@ def cut(first: int, stop: int, chunk_bytes: int, room: int = 0) -> list[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads. `client`: where that is; `chunk_bytes`: of the chunks that are read; `link_rates`: what one more
-    delivery would get on each link, where that is known, in bytes per second. `turn`: the number of the look-up.
+    """A reader.
+
+    `client`: its location; `chunk_bytes`: of its chunks; `link_rates`: the rate of one more delivery on each link, if
+    known, in bytes per second. `turn`: the number of the look-up.
     """
 
     chunk_bytes: int
@@ -89,9 +93,9 @@ def readable_ranges(match: Match, live: Mapping[str, Node], keys: ChunkKeys, rea
 def readable_each(
     holders: Sequence[Sequence[str]], live: Mapping[str, Node], keys: ChunkKeys, reader: Reader
 ) -> tuple[list[int], list[ChunkRange]]:
-    """Which of chunks that are no prefix can be read, by what the index says of each; and where, counting those.
+    """Return which unchained chunks can be read, by their index entries; and where, counting those.
 
-    What only the object tier has goes to the node with the strongest claim on it, whatever it is asked for with.
+    A chunk of the object tier alone is read by the node with the strongest claim on it, whatever else is requested.
     """
     present: list[int] = []
     ranges: list[ChunkRange] = []
@@ -109,7 +113,7 @@ def readable_each(
 
 
 class _Choice:
-    """Which replica serves, for one request."""
+    """Choice of the serving replica, for one request."""
 
     def __init__(self, live: Mapping[str, Node], reader: Reader) -> None:
         self._live = live
@@ -119,7 +123,7 @@ class _Choice:
         self._turn = reader.turn
 
     def holders(self, names: tuple[str, ...]) -> list[Node]:
-        """Those that are alive and nearest to the client, all equally near."""
+        """Return the live holders nearest to the client, all equally near."""
         if names not in self._nearest:
             nodes = [self._live[name] for name in names if name in self._live]
             distances = [self._reader.client.distance(node.location) for node in nodes]
@@ -130,7 +134,7 @@ class _Choice:
         return self._nearest[names]
 
     def of(self, names: tuple[str, ...], ranges: Sequence[ChunkRange]) -> str:
-        """One of them: the one that has what is before, while that is less than a range."""
+        """Choose one of them: the holder of the chunks before, while these are less than a range."""
         nodes = self.holders(names)
         if len(nodes) == 1:
             return nodes[0].node_id
@@ -152,7 +156,7 @@ def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list
 
 
 def link_rates_of(members: Iterable[Node]) -> dict[str, int]:
-    """What the scheduler that leads would grant one more delivery on each link, bytes per second."""
+    """Return the rate that the leading scheduler would grant one more delivery on each link, bytes per second."""
     rates: dict[str, int] = {}
     for node in members:
         if isinstance(node.about, SchedulerInfo):

@@ -1,4 +1,4 @@
-"""What Quire keeps in Redis: the prefix-closed index, leases' pins, members, leaders. Nothing else imports `redis`."""
+"""Quire's data in Redis: the prefix-closed index, leases' pins, members, leaders. Nothing else imports `redis`."""
 
 from quire_server.redis.access import AccessKeys
 from quire_server.redis.acts import Acts

@@ -1,7 +1,7 @@
-"""Access keys for the frontends: whose they are and what they may do.
+"""Access keys for the frontends: their tenants and rights.
 
-The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. What
-Redis has of a key is not enough to sign with.
+The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. The
+part of a key in Redis is not enough to sign with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECRET_CHARS: Final = 40
 
 
 class Level(IntEnum):
-    """Each may what those below it may."""
+    """Level of access; each includes the ones below it."""
 
     READ = 1
     WRITE = 2
@@ -39,7 +39,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key may do with the objects of a tenant's bucket whose keys begin with `prefix`."""
+    """Right of a key on the objects of a tenant's bucket whose keys begin with `prefix`."""
 
     tenant: str
     bucket: str
@@ -64,7 +64,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """A tenant's key. It may do everything with its tenant's own buckets, and with others' what is granted.
+    """A tenant's key. It may do everything with its tenant's own buckets, and use its grants on those of others.
 
     `rdma`: it may name memory that bytes go to or come from; see docs/operations/security.md.
     """
@@ -119,7 +119,7 @@ class AccessKeys:
         return key
 
     async def rotate(self, name: str) -> AccessKey | None:
-        """Another secret; the one before is worth nothing from now on."""
+        """Give the key another secret; the previous one ends."""
         key = await self.get(name)
         if key is None:
             return None
@@ -154,7 +154,7 @@ class AccessKeys:
         return [_unpack(name.decode(), raw) for name, raw in sorted(records.items())]
 
     def secret(self, key: AccessKey) -> str:
-        """What its holder signs with; 40 characters."""
+        """Return the secret that its holder signs with; 40 characters."""
         return self.secrets(key)[0]
 
     def secrets(self, key: AccessKey) -> list[str]:
@@ -164,7 +164,7 @@ class AccessKeys:
         return [base64.b64encode(mac, b"-_").decode()[:_SECRET_CHARS] for mac in macs]
 
     def salt(self, tenant: str) -> bytes:
-        """What the tenant's namespaces have: no other tenant can name, or guess, what it stores. 16 bytes."""
+        """Return the salt of the tenant's namespaces: no other tenant can name, or guess, its chunks. 16 bytes."""
         return self.salts(tenant)[0]
 
     def salts(self, tenant: str) -> tuple[bytes, ...]:
@@ -180,7 +180,7 @@ class AccessKeys:
 
 
 def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
-    """Of the tenant of that name."""
+    """Return the keys of the tenant of that name."""
     return hmac.digest(cluster_secret, f"quire tenant salt\n{tenant}".encode(), "sha256")[:16]
 
 

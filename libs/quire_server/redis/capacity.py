@@ -1,4 +1,4 @@
-"""Whether Redis is set up to keep what it is told, and how full it is."""
+"""Checks whether Redis is configured to keep its data, and how full it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EACH_S: Final = 15.0
 
 
 def warnings(info: Mapping[str, Any]) -> list[str]:
-    """Of INFO of a Redis: what would lose names of images and S3 objects, which are nowhere else."""
+    """Return the settings in a Redis' INFO that may lose names of images and S3 objects, which are nowhere else."""
     problems = []
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory", 0) and policy != "noeviction":
@@ -35,8 +35,9 @@ def fullness(info: Mapping[str, Any]) -> float:
 
 
 class RedisCapacity:
-    """Looks at Redis, or at each master of a Redis Cluster, every 15 s: its memory becomes metrics, settings that lose
-    records are logged once.
+    """Checks Redis, or each master of a Redis Cluster, every 15 s.
+
+    Its memory becomes metrics; settings that lose records are logged once.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -84,7 +85,7 @@ class RedisCapacity:
         problems = sorted({warning for info in infos.values() for warning in warnings(info)} - self._told)
         if problems:
             self._told.update(problems)
-            logger().warning("Redis may lose what it is told", problems=problems)
+            logger().warning("Redis may lose acknowledged data", problems=problems)
 
     def _observe_used(self, options: CallbackOptions) -> list[Observation]:
         return [] if self._used is None else [Observation(self._used)]

@@ -23,11 +23,10 @@ _TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_
 def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
     """A client for one Redis, a Redis Cluster, or the master that Sentinel names; all have the same commands.
 
-    `redis://user:password@host:port/database`, `rediss://` with TLS, `unix://`;
-    `redis+cluster://host:port,host:port`, `rediss+cluster://`: some of its nodes, which tell of the others;
-    `redis+sentinel://host:port,host:port/service`, `rediss+sentinel://`: the Sentinels.
-    Options of TLS are in the query: `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`,
-    `ssl_check_hostname`.
+    `redis://user:password@host:port/database`, `rediss://` with TLS, `unix://`; `redis+cluster://host:port,host:port`,
+    `rediss+cluster://`: some of its nodes, which tell of the others; `redis+sentinel://host:port,host:port/service`,
+    `rediss+sentinel://`: the Sentinels. Options of TLS are in the query: `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`,
+    `ssl_cert_reqs`, `ssl_check_hostname`.
 
     Connects at the first command; each has a deadline. At most 64 connections: a burst of commands waits for one, as
     long as a command may take, and is not refused. Raises `ConfigInvalid`.
@@ -55,13 +54,14 @@ def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def is_cluster(client: redis.Redis) -> bool:
-    """Whether keys lie in slots, which commands and scripts do not cross."""
+    """Whether it is a cluster: keys have slots, which commands and scripts do not cross."""
     return isinstance(client, RedisCluster)
 
 
 class _Cluster(RedisCluster):
-    """Commands and pipelines beyond so many at a time wait: redis-py refuses them. A pipeline that meets a slot which
-    has moved sends commands: the two have turns of their own.
+    """Commands and pipelines beyond a number at a time wait: redis-py refuses them.
+
+    A pipeline that meets a slot which has moved sends commands: the two have turns of their own.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -107,7 +107,7 @@ def _by_sentinel(where: SplitResult, options: dict[str, Any]) -> redis.Redis:
 
 
 def _hosts(where: SplitResult) -> list[tuple[str, int]]:
-    """Raises `ValueError`."""
+    """Parse the URL. Raises `ValueError`."""
     hosts = []
     for part in where.netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{part}")

@@ -28,7 +28,7 @@ class CacheEvents:
         self._kept = kept
 
     async def publish(self, events: Sequence[CacheEvent], *, gap: bool = False) -> None:
-        """In order. `gap`: events before these were not published."""
+        """Publish events in order. `gap`: events before these were not published."""
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)
             if gap:
@@ -46,9 +46,9 @@ class CacheEvents:
             await pipeline.execute()
 
     async def read(self, cursor: str, limit: int) -> EventPage:
-        """What came after the cursor; "" stands for now, and is answered with a cursor alone.
+        """Return the events after the cursor; "" stands for now, and returns a cursor alone.
 
-        Raises `InvalidRequest` for what is no cursor.
+        Raises `InvalidRequest` for an invalid cursor.
         """
         if not cursor:
             async with metadata_errors():
@@ -68,7 +68,7 @@ class CacheEvents:
         return EventPage(events, rows[-1][0].decode() if rows else cursor, is_lost)
 
     async def _begin(self) -> str:
-        """Of a stream without entries: the cursor of one that it has now."""
+        """Add an entry to an empty stream, and return its cursor."""
         cursor: Any = await self._client.xadd(_KEY, {"k": _GAP})
         return str(cursor.decode())
 
@@ -82,7 +82,7 @@ def _number(cursor: str) -> tuple[int, int]:
 
 
 def _event(fields: dict[bytes, bytes]) -> CacheEvent | None:
-    """None for a gap, and for what a newer release says."""
+    """Parse an event; None for a gap, and for an event of a newer release."""
     kind = int(fields[b"k"])
     if kind not in {member.value for member in EventKind}:
         return None

@@ -49,7 +49,7 @@ class Images:
                 ],
             )
         if previous == 0:
-            raise ConditionFailed(f"{entry.image_id!r} is not as it was expected to be", field="expected")
+            raise ConditionFailed(f"{entry.image_id!r} has changed", field="expected")
         return _unpack(entry.image_id, previous) if previous else None
 
     async def get(self, tenant: str, image_id: str) -> ImageEntry | None:
@@ -58,7 +58,7 @@ class Images:
         return _unpack(image_id, raw) if raw else None
 
     async def delete(self, tenant: str, image_id: str, meant: ImageEntry | None = None) -> ImageEntry | None:
-        """Take an image out of the catalogue, if it is the one that is `meant`; what it was, None if there was none."""
+        """Take an image out of the catalogue, if it is the one that is `meant`; return it, None if there was none."""
         async with metadata_errors():
             raw = await self._delete(
                 keys=[_entries(tenant), _ids(tenant), _EXPIRES, _CHARGED],
@@ -72,7 +72,7 @@ class Images:
             return int(await self._charge(keys=[_entries(tenant), _CHARGED], args=[tenant]) or 0)
 
     async def tenants(self) -> list[str]:
-        """Those that have, or had, images."""
+        """Return the tenants that have, or had, images."""
         async with metadata_errors():
             names = [name for key in (_CHARGED, _STORED) for name in cast(list[bytes], await self._client.hkeys(key))]
         return sorted({name.decode() for name in names})
@@ -85,7 +85,10 @@ class Images:
         return [(tenant, image_id) for tenant, _, image_id in members]
 
     async def release(self, record_name: bytes) -> bool:
-        """An image does not use that record any more; whether no other does. Then it is among the `unused`."""
+        """Note that an image stops using that record; return whether it was the last one.
+
+        Then the record is among the `unused`.
+        """
         async with metadata_errors():
             return int(await self._release(keys=[_USES, _UNUSED], args=[record_name])) <= 0
 
@@ -100,14 +103,14 @@ class Images:
             return cast(list[bytes], await self._client.srandmember(_UNUSED, limit))
 
     async def removed(self, record_name: bytes) -> None:
-        """The record is not stored any more."""
+        """Note that the record was deleted."""
         async with metadata_errors():
             await self._client.srem(_UNUSED, record_name)
 
     async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and where to go on, "" at the end.
 
-        A page of up to `limit` ids may hold fewer images: those that were deleted meanwhile are not in it.
+        A page of up to `limit` ids may hold fewer images: those that were deleted during the call are not in it.
         """
         low = f"({after}".encode() if after >= prefix and after else f"[{prefix}".encode()
         high = b"[" + prefix.encode() + b"\xff" if prefix else b"+"  # above every byte of UTF-8

@@ -4,7 +4,7 @@ Closed means that a chunk is indexed only if the chunk before it is. Chains are 
 named by the chunk that opens them; one is a Redis key or a few (`index_format`). Chunks are known by fingerprints: two
 that share one cost a miss, as storage nodes compare whole keys.
 
-Every key has one of 256 hash tags, by its bucket, so that a bucket lies in one slot of a Redis Cluster.
+Every key has one of 256 hash tags, by its bucket, so that a bucket is in one slot of a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, 
 
 
 class PrefixIndex(BucketScripts):
-    """A look-up is one call of one Redis; of a Redis Cluster it is one pipeline, bucket by bucket, and one call for a
-    pin. `draw` makes the random bytes of generations.
+    """The index in Redis.
+
+    A look-up is one call of one Redis; of a Redis Cluster it is one pipeline, bucket by bucket, and one call for a pin.
+    `draw` makes the random bytes of generations.
     """
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
@@ -79,7 +81,7 @@ class PrefixIndex(BucketScripts):
         return runs_of(await self._run("match", names, arguments))
 
     async def _match_each(self, prints: bytes, openers: list[bytes], pin: Pin | None) -> Match:
-        """Bucket by bucket. What goes between the match and the pin is looked up again."""
+        """Match bucket by bucket. Chunks that are evicted between the match and the pin are looked up again."""
         while True:
             match = runs_of(await self._match_buckets(prints, openers))
             if pin is None or not match.count:
@@ -93,7 +95,7 @@ class PrefixIndex(BucketScripts):
     async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, fresh: int = 0) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
 
-        `fresh`: generation of entries that are new, which nobody else may have proposed; 0: drawn here.
+        `fresh`: generation of entries that are new, which must be proposed once; 0: drawn here.
 
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, for one whose
         fingerprint another chunk of its bucket has, and for the object tier where the object is being deleted.
@@ -118,12 +120,12 @@ class PrefixIndex(BucketScripts):
         only_in_object: bool = False,
         keepers: Sequence[str] = (),
     ) -> list[bool]:
-        """`node_id` holds these no more; for each whether that is so now.
+        """Remove `node_id` from the holders of these; return for each whether it is none now.
 
-        An entry without holders goes when nothing extends it, and its parents with it if that is all that kept them.
-        `only_in_object`: leave alone what the object tier is not listed for; `keepers`: what any of these is
-        not listed for, or a lease pins. Either way also what is not indexed: an index that went back does not know who
-        else has it.
+        An entry without holders goes when nothing extends it, and its parents with it if nothing else keeps them.
+        `only_in_object`: skip chunks that the object tier is not listed for; `keepers`: skip those that any of these is
+        not listed for, or a lease pins. Either way skip also chunks that are not indexed: an index that went back does
+        not know who else has it.
         """
         out: list[bool] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
@@ -133,7 +135,7 @@ class PrefixIndex(BucketScripts):
         return out
 
     async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
-        """`node_id` holds these no more, which `holdings` has told of."""
+        """Remove `node_id` from the holders of these, which are of `holdings`."""
         for bucket, group in groupby(
             sorted(holdings, key=lambda holding: holding.bucket), key=lambda holding: holding.bucket
         ):
@@ -189,9 +191,9 @@ class PrefixIndex(BucketScripts):
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in pages]
 
     async def epoch(self) -> str:
-        """Random name of this index, given when it is first asked for: an index that was lost has another.
+        """Random name of this index, given at the first call: an index that was lost has another.
 
-        A new one does not know what lies in the object tier.
+        A new one does not know the contents of the object tier.
         """
         async with metadata_errors():
             while True:
@@ -209,7 +211,7 @@ class PrefixIndex(BucketScripts):
     # ---- what nodes are listed for
 
     async def listings(self, only: str = "") -> dict[str, Listing]:
-        """For every node that was ever listed, or one, how many chunks it is listed for, and their digest."""
+        """Return, for every node that was ever listed, or one, the number of its chunks, and their digest."""
         tags = [TAGS] if not self._cluster else [[tag] for tag in TAGS]
         counts_of = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
         changes = await self._changes(only)
@@ -230,7 +232,7 @@ class PrefixIndex(BucketScripts):
             return cast(dict[bytes, bytes], await self._client.hgetall(_CHANGES_KEY))
 
     async def listing(self, node_id: str) -> Listing:
-        """Of one node."""
+        """Return the listing of one node."""
         return (await self.listings(node_id)).get(node_id, Listing())
 
     async def count_change(self, node_id: str) -> None:
@@ -239,8 +241,9 @@ class PrefixIndex(BucketScripts):
             await self._client.hincrby(_CHANGES_KEY, node_id, 1)
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
-        """A page of what is listed for a node, and the next cursor, 0 at the end. A chunk that is listed all the while
-        is in one page at least.
+        """Return a page of a node's listing, and the next cursor, 0 at the end.
+
+        A chunk that is listed all the while is in one page at least.
         """
         async with metadata_errors():
             names, next_cursor = await self._scan(cursor, PAGES, "string")
@@ -253,8 +256,9 @@ class PrefixIndex(BucketScripts):
         return holdings, next_cursor
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
-        """A page of what `node_id` is to drop, and the next cursor, 0 at the end. One is kept until it is settled, or
-        the node registers the chunk again.
+        """A page of what `node_id` is to drop, and the next cursor, 0 at the end.
+
+        One is kept until it is settled, or the node registers the chunk again.
         """
         number, at = cursor >> _TAG_SHIFT, cursor & ((1 << _TAG_SHIFT) - 1)
         async with metadata_errors():
@@ -348,8 +352,9 @@ class PrefixIndex(BucketScripts):
     # ---- rebuilding
 
     async def damaged(self, *, anew: bool = False) -> None:
-        """Request a rebuild from the object tier, because entries were lost. `anew`: a rebuild that is already running
-        does not satisfy the request.
+        """Request a rebuild from the object tier, because entries were lost.
+
+        `anew`: a rebuild that is already running does not satisfy the request.
         """
         async with metadata_errors():
             await self._client.set(_REBUILD_KEY, self._draw(8).hex(), nx=not anew)
@@ -426,7 +431,7 @@ class PrefixIndex(BucketScripts):
         opener = chunks[0]
         if not opener.parent or opener.parent_bucket == opener.bucket:
             return _generations(await self._change("register", bucket, self._registration(node_id, chunks, fresh)))
-        # The parent lies in another bucket: it is kept for the child before that is registered. A crash in between
+        # The parent is in another bucket: it is kept for the child before that is registered. A crash in between
         # leaves the parent kept too long, never the chain open.
         parent, elsewhere, child = map(fingerprint, (opener.parent, opener.parent_bucket, opener.key))
         name = self._draw(LINK_BYTES)

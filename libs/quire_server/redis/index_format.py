@@ -1,7 +1,7 @@
 """The format of the prefix index in Redis. Each script (`lua/index_*.lua`) changes the index buckets of one hash slot.
 
-The index knows a chunk by its fingerprint, 8 bytes of its key. An index bucket lies in pages of up to 256 chunks: "n"
-(2 bytes), n fingerprints in the order in which they were indexed, then, packed by cmsgpack, what is known of them:
+The index knows a chunk by its fingerprint, 8 bytes of its key. An index bucket has pages of up to 256 chunks: "n"
+(2 bytes), n fingerprints in the order in which they were indexed, then, packed by cmsgpack, their facts:
 
 - spans: (row, generation, holders)…: from that row on entries have this generation (8 bytes), and are held by the nodes
   with these names, joined by commas ("" for none, which keeps the chain closed while others extend it);

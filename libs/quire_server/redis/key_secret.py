@@ -45,8 +45,8 @@ async def key_secret(client: redis.Redis, *secrets: bytes) -> bytes:
                 await client.set(_KEY, _wrapped(secret, secrets[0]))
         return secret
     raise ConfigInvalid(
-        f"QUIRE_CLUSTER_SECRET does not open {_KEY} in Redis: set QUIRE_CLUSTER_SECRET_ALSO to the secret before, or "
-        f"delete {_KEY} there; then no tenant finds what it has stored"
+        f"QUIRE_CLUSTER_SECRET does not open {_KEY} in Redis: set QUIRE_CLUSTER_SECRET_ALSO to the previous secret, or "
+        f"delete {_KEY} there; then no tenant finds its stored objects"
     )
 
 

@@ -1,7 +1,7 @@
-"""Who is in the cluster, in hashes of Redis by member.
+"""Members of the cluster, in hashes of Redis by member.
 
-What others decide by seldom changes, and is read often: it lies by itself. How much a member has, until when it counts
-as alive, and its figures for people lie beside it.
+The facts that others decide by seldom change, and are read often: they have a hash of their own. Used bytes, expiries
+and figures for people have others.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Membership:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> None:
-        """Count `node` as alive for so long. Raises `NameTaken`: another process has its name.
+        """Count `node` as alive for that time. Raises `NameTaken`: another process has its name.
 
         It may wait for `gather_s`, so that the renewals of several nodes take one round trip.
         """
@@ -78,7 +78,7 @@ class Membership:
             raise NameTaken(f"a node named {node.node_id!r} is alive; give this one another name", field="node_id")
 
     async def _renew_all(self, renewals: Sequence[Sequence[str | bytes | int]]) -> list[bool]:
-        """For each waiting node, whether it holds its name."""
+        """Return for each waiting node whether it holds its name."""
         arguments = [_CHANNEL, *chain.from_iterable(renewals)]
         async with metadata_errors():
             done = await self._renew(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY, _FIGURES_KEY], args=arguments)
@@ -116,7 +116,7 @@ class Membership:
             return bool(await self._leave(keys=[_KEY, _FIGURES_KEY], args=[node_id, incarnation, _CHANNEL]))
 
     async def changes(self) -> AsyncIterator[None]:
-        """One at the beginning, and one whenever a member joins, comes back or leaves. One that dies is none."""
+        """Yield a change at the beginning, and whenever a member joins, comes back or leaves, but not when one dies."""
         async with metadata_errors(), contextlib.aclosing(self._client.pubsub()) as channel:
             await channel.subscribe(_CHANNEL)
             yield
@@ -164,12 +164,12 @@ def _ms_of(time: Sequence[bytes]) -> int:
 
 
 def facts_of(node: Node) -> Node:
-    """What others decide by, but for how much it has."""
+    """Return the facts that others decide by, without the used bytes."""
     return replace(_with_used(node, 0), stats={}, tenant_stats={}, notes={}, running=())
 
 
 def _figures_of(node: Node) -> common_pb2.Node:
-    """What it tells of itself for people."""
+    """Return its figures for people."""
     return common_pb2.Node(
         stats=node.stats, tenant_stats=node.tenant_stats, notes=node.notes, running=map(running_to, node.running)
     )

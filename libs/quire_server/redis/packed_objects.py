@@ -1,4 +1,4 @@
-"""Objects and parts as Redis has them: "etag\\nblob blob ...\\nCBOR", whose list begins with the size."""
+r"""Objects and parts in Redis: "etag\nblob blob ...\nCBOR", whose list begins with the size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators set: policies of namespaces and tenants, and the threshold Θ; and each tenant's namespaces."""
+"""Settings of operators: policies of namespaces and tenants, and the threshold Θ; and each tenant's namespaces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Policies:
             await self._client.hset(_TENANTS_KEY, policy.tenant, record)
 
     async def tenants(self) -> dict[str, TenantPolicy]:
-        """Those that were set, by tenant."""
+        """Return the policies, by tenant."""
         async with metadata_errors():
             entries = cast(dict[bytes, bytes], await self._client.hgetall(_TENANTS_KEY))
         return {name.decode(): TenantPolicy(name.decode(), *cbor2.loads(raw)) for name, raw in entries.items()}

@@ -18,7 +18,7 @@ _EACH_S: Final = 1.0
 
 
 class RedisProbe:
-    """A PING a second, as a metric. Those who use Redis find out by themselves that it is away."""
+    """A PING a second, as a metric. Callers of Redis find out on their own that it is away."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

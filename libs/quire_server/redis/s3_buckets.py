@@ -1,4 +1,4 @@
-"""Buckets and the objects in them, in Redis. What they are stands in `quire.model.buckets`."""
+"""Buckets and the objects in them, in Redis. `quire.model.buckets` defines them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire_server.redis.scripts import script
 
 
 class S3Buckets:
-    """Of all tenants. Every method is one or two round trips."""
+    """Buckets of all tenants. Every method is one or two round trips."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -56,7 +56,7 @@ class S3Buckets:
             return bool(await self._client.exists(_of(tenant, bucket, "about")))
 
     async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
-        """Remove a bucket that has no objects, with its unfinished uploads; whether it had none."""
+        """Remove a bucket without objects, with its unfinished uploads; whether it had none."""
         async with metadata_errors():
             dropped = -1
             while dropped < 0:
@@ -91,8 +91,9 @@ class S3Buckets:
         return [(tenant, bucket) for tenant, bucket in places]
 
     async def stored_bytes(self, tenant: str) -> int:
-        """Return a tenant's charge: the bytes of its objects, parts and unremoved blobs, and `ENTRY_BYTES` for each
-        object, part, upload and bucket.
+        """Return a tenant's charge in bytes.
+
+        It counts objects, parts and unremoved blobs, and `ENTRY_BYTES` for each object, part, upload and bucket.
         """
         async with metadata_errors():
             buckets = cast(list[bytes], await self._client.hkeys(_buckets(tenant)))
@@ -168,7 +169,7 @@ class S3Buckets:
             return bool(await self._will_write(keys=keys, args=[blob, now_ms + UNCOMMITTED_MS]))
 
     async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
-        """Blobs that may go."""
+        """Return blobs that may be deleted."""
         async with metadata_errors():
             rows = await self._client.zrangebyscore(_of(tenant, bucket, "garbage"), "-inf", now_ms, start=0, num=limit)
         return [blob.decode() for blob in cast(list[bytes], rows)]
@@ -204,7 +205,7 @@ class S3Buckets:
         return Upload(key, upload_id, started_s, headers, metadata)
 
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
-        """In order of key and time."""
+        """Return them in order of key and time."""
         async with metadata_errors():
             rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "uploads")))
         uploads = []
@@ -274,7 +275,7 @@ class S3Buckets:
             return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
-        """If there is no such bucket any more, and no garbage of it: the sweep need not look there."""
+        """Forget a bucket that was deleted, without garbage: the sweep need not look there."""
         async with metadata_errors():
             remains = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
             if not remains:

@@ -1,4 +1,4 @@
-"""Names of the prefix index's keys in Redis. All of a bucket have one of 256 hash tags: they lie in one slot."""
+"""Names of the prefix index's keys in Redis. All keys of a bucket have one of 256 hash tags, so one slot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def tag_of(bucket: bytes) -> bytes:
 
 
 def tagged(kind: bytes, tag: bytes) -> bytes:
-    """What all buckets of a tag share: `l` how many chunks each node is listed for, `due` objects to be deleted,
-    `d` and a node's name what it is to drop.
+    """Keys that all buckets of a tag share.
+
+    `l`: how many chunks each node is listed for; `due`: objects to be deleted; `d` and a node's name: its drops.
     """
     return b"quire:%s:{%s}" % (kind, tag)
 
@@ -34,32 +35,32 @@ def bucket_of_page(key: bytes) -> bytes:
 
 
 def bucket_key(bucket: bytes) -> bytes:
-    """Of the page with a bucket's entries."""
+    """Return the key of the page with a bucket's entries."""
     return tagged(b"x", tag_of(bucket)) + bucket
 
 
 def pins_key(bucket: bytes) -> bytes:
-    """Of a bucket's pins."""
+    """Return the key of a bucket's pins."""
     return tagged(b"p", tag_of(bucket)) + bucket
 
 
 def objects_key(bucket: bytes) -> bytes:
-    """Of a bucket's objects that are expected or due for deletion."""
+    """Return the key of a bucket's objects that are expected or due for deletion."""
     return tagged(b"o", tag_of(bucket)) + bucket
 
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
-    """Of the scripts that change a bucket."""
+    """Return the keys of the scripts that change a bucket."""
     tag = tag_of(bucket)
     shared = [tagged(b"l", tag), tagged(b"d", tag), links_key(bucket), tagged(b"due", tag)]
     return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), *shared]
 
 
 def links_key(bucket: bytes) -> bytes:
-    """Of a bucket's links to children in other buckets."""
+    """Return the key of a bucket's links to children in other buckets."""
     return tagged(b"c", tag_of(bucket)) + bucket
 
 
 def drops_key(node_id: str, tag: bytes) -> bytes:
-    """Of what a node is to drop of all buckets of a tag."""
+    """Return the key of a node's drops of all buckets of a tag."""
     return tagged(b"d", tag) + node_id.encode()

@@ -31,8 +31,9 @@ def publish_build(role: str) -> None:
 
 
 def publish_expiry(files: Sequence[Path]) -> None:
-    """When the certificates in each PEM file expire (of a chain, the first to), Unix time in seconds; 0 for a file that
-    cannot be read.
+    """Return when the certificates in each PEM file expire (of a chain, the first to).
+
+    Unix time in seconds; 0 for a file that cannot be read.
     """
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:

@@ -53,7 +53,7 @@ class LogDedup:
         self._seen: dict[Same, _Seen] = {}
 
     def __call__(self, _: Any, __: str, event: Event) -> Event:
-        """Raises `structlog.DropEvent` for a line like one that was written less than a minute ago."""
+        """Drop, by `structlog.DropEvent`, a line like one that was written less than a minute ago."""
         if event.get("level") not in _LEVELS or "repeated" in event:
             return event
         now_s, same = self._clock(), _same(event)
@@ -71,17 +71,18 @@ class LogDedup:
         return event
 
     def ended(self) -> list[dict[str, Any]]:
-        """The last line of each that has not come again for ten seconds, with how many were left out since one was
-        written; what came once is forgotten without a word.
+        """Return the last line of each that has not come again for ten seconds.
+
+        It has the number of lines that were left out since one was written; a line that came once is forgotten
+        silently.
         """
         now_s = self._clock()
         over = [same for same, record in list(self._seen.items()) if now_s - record.last_s >= _ENDED_S]
-        ended = [
-            record for same in over if (record := self._seen.pop(same, None)) is not None
-        ]  # other threads log, too
+        popped = (self._seen.pop(same, None) for same in over)  # None: popped by another thread
+        ended = [record for record in popped if record is not None]
         return [record.last | {"repeated": record.left_out, "ended": True} for record in ended if record.left_out]
 
 
 def _same(event: Event) -> Same:
-    # The end of each value: of a traceback it tells most.
+    # The end of each value: of a traceback it is the part that matters.
     return tuple(_NUMBERS.sub("#", str(event.get(name, "")))[-200:] for name in _SAYS)

@@ -1,5 +1,6 @@
-"""The listener for metrics: `/metrics` for Prometheus, served by the loop that it measures, and the probes `/healthz`,
-`/readyz` and `/redundancy`.
+"""The listener for metrics: `/metrics` for Prometheus, and the probes `/healthz`, `/readyz`, `/redundancy`.
+
+It is served by the loop that it measures.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 async def _ready(_: web.Request) -> web.Response:
-    """It serves, and is not about to stop."""
+    """Whether it serves, and is not about to stop."""
     return web.Response(text="ok") if readiness.is_set() else web.Response(status=503, text="not serving")
 
 
 async def _redundant(_: web.Request) -> web.Response:
-    """It serves, and no copies are missing that were there before it started: what a rolling update waits for."""
+    """Whether it serves, and all copies of before its start exist: a rolling update waits for that."""
     if redundancy.why:
         return web.Response(status=503, text=redundancy.why)
     return await _ready(_)

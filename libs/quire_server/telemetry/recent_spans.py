@@ -41,11 +41,11 @@ class RecentSpans(SpanProcessor):
         self._spans.append(span)
 
     def kept(self) -> Sequence[ReadableSpan]:
-        """As they are now, the oldest first."""
+        """Return the current spans, the oldest first."""
         return list(self._spans)
 
     def told(self, spans: Sequence[ReadableSpan], trace_id: str) -> list[bytes]:
-        """Those of traces whose id begins so, each as JSON."""
+        """Return the spans of traces whose id has this beginning, each as JSON."""
         return [json.dumps(record_of(span, self._service)).encode() for span in spans if _is_of(span, trace_id)]
 
 

@@ -39,7 +39,7 @@ _URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
 
 class FileSpanExporter(SpanExporter):
-    """One JSON object per finished span and line; times in Unix nanoseconds."""
+    """Writes one JSON object per finished span and line; times in Unix nanoseconds."""
 
     def __init__(self, path: Path, service: str) -> None:
         self._file = path.open("a", buffering=1)
@@ -59,7 +59,7 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
     _configure_logs(service, log_level)
     if metrics_too:
         _take_libraries_logs(service)
-    # A stream whose client hung up is closed from another context; it says so with a stack trace, and means nothing.
+    # A stream whose client disconnected is closed from another context; the stack trace that it logs is harmless.
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
@@ -165,7 +165,7 @@ class _NotRepeated(logging.Filter):
 
 
 def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Whatever is named like a secret is not written, and no URL with its password."""
+    """Hide values that are named like a secret, and passwords in URLs."""
     for name, value in event.items():
         if any(word in name.lower() for word in _SECRET_WORDS):
             event[name] = "***"

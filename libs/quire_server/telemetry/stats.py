@@ -21,7 +21,7 @@ _OTHERS: Final = "others"
 def publish(read: Read, clock: Callable[[], float] = time.monotonic) -> None:
     """Make an instrument of each row of `names.STATS`; those whose name is not in `read()` stay silent.
 
-    A scrape reads once. Of more than 64 values of a label the largest are told apart, the others are added up.
+    A scrape reads once. Of more than 64 values of a label the largest are distinguished, the others are added up.
     """
     snapshot = _Snapshot(read, clock)
     for row in STATS:
@@ -30,7 +30,7 @@ def publish(read: Read, clock: Callable[[], float] = time.monotonic) -> None:
 
 
 class _Snapshot:
-    """What was read a moment ago: a scrape calls back for one instrument after the other."""
+    """Return the values of a moment ago: a scrape calls back for each instrument."""
 
     def __init__(self, read: Read, clock: Callable[[], float]) -> None:
         self._read = read

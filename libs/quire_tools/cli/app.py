@@ -1,4 +1,4 @@
-"""The commands, in one place; what they do stands in modules of their own."""
+"""The commands, in one place; their work is in modules of their own."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def status(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="every figure of every member, too")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who is in the cluster, what they hold, and what is not well."""
+    """Show the members of the cluster, their contents, and problems."""
     from quire_tools.cli.status import status as show
 
     show(folder, gateway, admin, verbose=verbose, as_json=as_json)
@@ -137,7 +137,7 @@ def doctor(
     redis: Annotated[str, typer.Option(envvar="QUIRE_REDIS_URL", help="Redis to look at; empty for none")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """What of this machine keeps Quire from working, from being safe, or from being fast.
+    """Check what keeps Quire from working, from being safe, or from being fast on this machine.
 
     Status 1 if something is broken.
     """
@@ -201,7 +201,7 @@ def retain(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
-    """Keep what is stored of a text's prefix from being evicted."""
+    """Keep the stored part of a text's prefix from being evicted."""
     from quire_tools.cli import prefixes
 
     prefixes.retain(file, namespace, hours, cluster_commands.gateway_of(folder, gateway))
@@ -215,7 +215,7 @@ def prefetch(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
-    """Bring what is stored of a text's prefix into memory."""
+    """Bring the stored part of a text's prefix into memory."""
     from quire_tools.cli import prefixes
 
     prefixes.prefetch(file, namespace, within_s, cluster_commands.gateway_of(folder, gateway))
@@ -229,7 +229,7 @@ def drop(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
-    """Drop what is stored of a text's prefix, from its end, but for what others extend, lease or retain."""
+    """Drop the stored part of a text's prefix, from its end, but for chunks that others extend, lease or retain."""
     from quire_tools.cli import prefixes
 
     prefixes.drop(file, namespace, keep_chunks, cluster_commands.gateway_of(folder, gateway))
@@ -330,7 +330,7 @@ def demo_vllm(
 
 
 def run() -> None:
-    """All commands. A `QuireError` is one line and status 1, no stack trace."""
+    """Run the commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
         for group in GROUPS.keys() & sys.argv[1:2]:
             load_commands(group, sys.argv[2:])

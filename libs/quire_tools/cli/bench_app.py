@@ -18,7 +18,7 @@ plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and c
 
 @plan_app.callback()
 def plan() -> None:
-    """What a deployment needs and costs, before there is one."""
+    """Plan a deployment: its needs and costs."""
 
 
 @bench_app.callback(invoke_without_command=True)
@@ -32,7 +32,7 @@ def bench(
 
     Without a name, several in short.
 
-    What is measured is between hosts, unless an option says otherwise.
+    Transfers are between hosts, unless an option says otherwise.
     """
     os.environ["QUIRE_SHARED_MEMORY"] = "off"
     if context.invoked_subcommand is None:
@@ -65,7 +65,7 @@ def load_commands(group: str, words: Sequence[str] = ()) -> None:
 
 
 def _lacking(module: str) -> Callable[[], None]:
-    """In the place of a command whose packages are not installed: the help of all commands names it."""
+    """Replace a command whose packages are not installed: the help of all commands names it."""
 
     def command() -> None:
         raise ModuleNotFoundError(name=module)

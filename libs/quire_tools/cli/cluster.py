@@ -33,7 +33,7 @@ _OF_DECODERS: Final = ("diffusers", "imagecodecs", "PIL", "safetensors", "torch"
 
 
 def up(cluster: LocalCluster) -> None:
-    """Run a cluster until SIGINT or SIGTERM; what ends by itself is started again."""
+    """Run a cluster until SIGINT or SIGTERM; services that end are started again."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
@@ -57,7 +57,7 @@ def up(cluster: LocalCluster) -> None:
 
 
 def _next(cluster: LocalCluster) -> list[tuple[str, str]]:
-    """What to do with it, to be pasted into another terminal."""
+    """Return example commands, to be pasted into another terminal."""
     where = "" if cluster.folder == Path("quire-data") else f" --folder {cluster.folder}"
     return [
         (f"quire status{where}", "who is there, and what they hold"),
@@ -88,7 +88,9 @@ def count_decoders(number: int | None) -> int:
 
 
 def decoder_settings(models: Path) -> dict[str, str]:
-    """For decoders with the VAEs in a folder: its own, a pipeline's, or of those in the folders below.
+    """Return the settings for decoders with the VAEs of a folder.
+
+    They are its own, a pipeline's, or those of the folders below.
 
     Raises `InvalidRequest` where there is none.
     """
@@ -106,7 +108,7 @@ def decoder_settings(models: Path) -> dict[str, str]:
 
 
 def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> None:
-    """What a fetch of this text would find."""
+    """Show the chunks that a fetch of this text would find."""
     namespace = read_namespace(namespace_file)
     keys = block_keys(namespace, list(file.read_bytes()))
     with SyncClient(gateway) as client:
@@ -125,7 +127,7 @@ def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> 
 
 
 def page_url(address: str, secret: str) -> str:
-    """With the page's token in it."""
+    """Return the URL with the page's token."""
     return f"http://operator:{page_token(secret.encode())}@{address}/"
 
 
@@ -180,12 +182,12 @@ def _operator(folder: Path, admin: str) -> AdminClient:
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:
-    """As JSON, for `read_namespace`."""
+    """Return it as JSON, for `read_namespace`."""
     file.write_text(namespace.to_json())
 
 
 def read_namespace(file: Path) -> Namespace:
-    """Raises `InvalidRequest`, naming what is missing or wrong."""
+    """Read a namespace. Raises `InvalidRequest`, naming the field."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -68,7 +68,7 @@ def demo_prompts() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def compute_first_prompt(gateway: str, salt: str) -> None:
-    """What the other process does: prefill the first prompt and store its chunks. `salt`: hex, the same in both."""
+    """Run in the other process: prefill the first prompt and store its chunks. `salt`: hex, the same in both."""
     configure("demo-producer")
     model, (first, _) = demo_model(), demo_prompts()
     with SyncClient(gateway) as client, tracer().start_as_current_span("demo.producer"):
@@ -106,7 +106,7 @@ class Demo:
         self._salt = os.urandom(16)
 
     def run(self) -> None:
-        """Raises `QuireError` when the cluster does not work, `SystemExit` when the logits are wrong."""
+        """Run the demo. Raises `QuireError` when the cluster does not work, `SystemExit` when the logits are wrong."""
         self._folder.mkdir(parents=True, exist_ok=True)
         console.print(_ABOUT)
         if self._gateway:
@@ -137,7 +137,7 @@ class Demo:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """What was seen, on one screen."""
+        """Print the results, on one screen."""
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold")
         table.add_column()

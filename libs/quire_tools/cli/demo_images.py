@@ -130,7 +130,7 @@ def _quarters(values: Values) -> list[Values]:
 
 
 def _draw(originals: list[np.ndarray[Any, Any]], back: list[np.ndarray[Any, Any]], path: Path) -> Path:
-    """Above as they were, below as they came back."""
+    """Draw the originals above, the served images below."""
     rows = [np.concatenate(row, axis=1) for row in (originals, back)]
     path.write_bytes(imagecodecs.png_encode(np.concatenate(rows, axis=0)))
     return path

@@ -1,7 +1,7 @@
 """`quire demo-vllm`: two vLLM processes share a prefix through Quire; then a storage node dies while one loads.
 
 Real vLLM on this machine's CPU, a Llama of random weights: its compute is real, its words are not. Each engine is a
-process of its own that is asked over a pipe; greedy tokens with Quire have to be those of a third one without it.
+process of its own that takes requests over a pipe; greedy tokens with Quire have to be those of a third one without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What an engine did, for the time line. Seconds since the first step began."""
+    """A step of an engine, for the time line. Seconds since the first step began."""
 
     who: str
     what: str
@@ -55,7 +55,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Engine:
-    """One vLLM process."""
+    """A vLLM process."""
 
     name: str
     process: subprocess.Popen[str]
@@ -72,7 +72,7 @@ class _Engine:
         return self._hear()
 
     def _hear(self) -> dict[str, Any]:
-        """Raises `InternalError` where the process has ended."""
+        """Ask the process. Raises `InternalError` if it has ended."""
         assert self.process.stdout is not None, "it was opened with one"
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -90,7 +90,7 @@ class DemoVllm:
         self._began_s = 0.0
 
     def run(self) -> None:
-        """Raises `InvalidRequest` without vLLM, `SystemExit` when the tokens are wrong."""
+        """Run the demo. Raises `InvalidRequest` without vLLM, `SystemExit` when the tokens are wrong."""
         require_vllm()
         self._folder.mkdir(parents=True, exist_ok=True)
         os.environ["QUIRE_SHARED_MEMORY"] = OFF  # a delivery is to take a while, so that a node can be killed in it
@@ -141,7 +141,7 @@ class DemoVllm:
         return answer
 
     def _draw(self) -> None:
-        """Each request's time to its first token: what was cached, and what was computed, as bars of one scale."""
+        """Draw each request's time to its first token, cached and computed tokens, as bars of one scale."""
         table = Table("engine", "", "cached", "first token", "time")
         longest = max(step.took_s for step in self._steps)
         for step in self._steps:
@@ -167,7 +167,7 @@ class DemoVllm:
 
 
 def _fullest(cluster: LocalCluster) -> str:
-    """The storage node that has most of what was stored, once all of it is there."""
+    """Return the storage node with the most chunks, once all of them are stored."""
     blocks, until_s = _TOKENS // BLOCK, time.monotonic() + _STORED_S
     with SyncClient(cluster.gateway_address) as client:
         while True:

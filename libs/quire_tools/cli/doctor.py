@@ -30,7 +30,7 @@ console = Console()
 
 
 class Level(Enum):
-    """How a finding bears on Quire; the values are what is printed."""
+    """How a finding bears on Quire; the values are printed."""
 
     GOOD = "ok"
     SLOWER = "slower"
@@ -39,7 +39,7 @@ class Level(Enum):
 
 
 class Finding(NamedTuple):
-    """`found`: what is there; `advice`: what to do about it, empty where it is good."""
+    """`found`: the state; `advice`: the remedy, empty if it is good."""
 
     level: Level
     what: str
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 def doctor(drives: Sequence[Path], redis_url: str, *, as_json: bool) -> bool:
-    """Look, and say what was found; whether nothing is broken."""
+    """Run the checks and print the findings; return whether nothing is broken."""
     findings = list(look(drives, redis_url))
     if as_json:
         print(json.dumps([{**finding._asdict(), "level": finding.level.value} for finding in findings], indent=2))
@@ -65,7 +65,7 @@ def doctor(drives: Sequence[Path], redis_url: str, *, as_json: bool) -> bool:
 
 
 def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
-    """In the order of a request's way: network, memory, drives, Redis."""
+    """Check in the order of a request's way: network, memory, drives, Redis."""
     checks: list[Callable[[], Iterator[Finding]]] = [_machine, _ucx, _rdma, _memory, _copies, _ring]
     for check in checks:
         yield from check()

@@ -24,7 +24,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def follow(folder: Path, admin: str, cursor: str, zmq: str, topic: str, curve: Path | None) -> None:
-    """Until Ctrl-C."""
+    """Print events until Ctrl-C."""
     tell = publisher(zmq, topic, curve) if zmq else _print
 
     async def work(operator: AdminClient) -> None:
@@ -52,10 +52,10 @@ def _print(page: EventPage) -> None:
 def publisher(address: str, topic: str = "", curve: Path | None = None) -> Callable[[EventPage], None]:
     """Sends pages to a ZMQ socket that it binds, as vLLM's publisher does: topic, number, a batch in MessagePack.
 
-    Where events were lost all blocks count as gone.
+    After lost events all blocks count as removed.
 
     Args:
-        address: On this host alone, or anywhere with `curve`: all tenants' keys are told.
+        address: On this host alone, or anywhere with `curve`: all tenants' keys are published.
         topic: Of the messages.
         curve: Folder with the publisher's own `server.key_secret`, and `clients/` with the public keys of those who may
             subscribe (`zmq.auth.create_certificates`).
@@ -109,9 +109,10 @@ def _guard(socket: Any, folder: Path) -> None:
 
 
 def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
-    """As vLLM's `BlockStored` and `BlockRemoved`: hashes are Quire's keys, tokens are not known, `ownership` is the
-    holder. Chunks of one chain that follow each other are one event. A holder that has none any more is no event of
-    vLLM's: all are told to be cleared.
+    """Convert to vLLM's `BlockStored` and `BlockRemoved`.
+
+    Hashes are Quire's keys, tokens are unknown, `ownership` is the holder. Chunks of one chain that follow each other
+    are one event. vLLM has no event for a holder that lost everything: all blocks are cleared.
     """
     if event.kind is EventKind.CLEARED:
         return [{"type": "AllBlocksCleared"}]

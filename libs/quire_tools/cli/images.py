@@ -20,7 +20,7 @@ console = Console(highlight=False)
 
 
 def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float) -> bytes:
-    """Of a .safetensors file with one tensor, or as the file has it. Raises `InvalidRequest`."""
+    """Return the latent of a .safetensors file with one tensor, or of a record file. Raises `InvalidRequest`."""
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -43,7 +43,10 @@ def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float
 def put(
     gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool, provenance: str, *, as_json: bool
 ) -> None:
-    """Raises `InvalidRequest`, also where no decoder signs provenance; `RecordInvalid` where none has its VAE."""
+    """Put an image.
+
+    Raises `InvalidRequest`, also if no decoder signs provenance; `RecordInvalid` if none has its VAE.
+    """
     attributes = ImageAttributes(provenance=provenance)
 
     async def store() -> ImageEntry:
@@ -61,7 +64,7 @@ def put(
 
 
 def vaes(gateway: str, *, as_json: bool) -> None:
-    """By name, and how their digests are computed."""
+    """List the VAEs by name, and how their digests are computed."""
 
     async def ask() -> list[KnownVae]:
         async with QuireClient(gateway) as client:
@@ -102,7 +105,7 @@ def _about(entry: ImageEntry) -> dict[str, str | int]:
 
 
 def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
-    """All, in order of their ids. As JSON an object a line: there may be many."""
+    """List the images in order of their ids. As JSON an object a line: there may be many."""
 
     async def show() -> None:
         table = Table("id", "size", "bytes as a latent", "vae")

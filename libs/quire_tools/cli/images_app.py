@@ -1,4 +1,4 @@
-"""`quire images`: the commands; what they do stands in `images`."""
+"""`quire images`: the commands; their work is in `images`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def rotate(
 
 
 def _print_key(key: AccessKey, secret: str, salt: str, *, as_json: bool) -> None:
-    """All that its holder needs."""
+    """Print everything that its holder needs."""
     token = f"{key.name}:{secret}"
     if as_json:
         about = {"access_key": key.name, "secret_key": secret, "tenant": key.tenant, "token": token, "salt": salt}
@@ -116,7 +116,7 @@ def rm(
 
 @keys_app.command()
 def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
-    """All keys; no secrets."""
+    """List the keys, without secrets."""
     keys_ = _run(folder, lambda keys: keys.all())
     if as_json:
         rows = [

@@ -1,4 +1,4 @@
-"""`quire policy`, `quire tenant`: what operators set, and what was set."""
+"""`quire policy`, `quire tenant`: settings of operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def set_policy(
     folder: Folder = _FOLDER,
     admin: Admin = "",
 ) -> None:
-    """Set a namespace's policy. What is not given stays as it is; without limits the policy is forgotten."""
+    """Set a namespace's policy. Omitted limits stay unchanged; without limits the policy is forgotten."""
     meant = read_namespace(namespace)
 
     async def work(operator: AdminClient) -> None:
@@ -78,7 +78,7 @@ def set_tenant(
     folder: Folder = _FOLDER,
     admin: Admin = "",
 ) -> None:
-    """Set what a tenant gets. What is not given stays as it is."""
+    """Set a tenant's policy. Omitted limits stay unchanged."""
     try:
         raw = bytes.fromhex(salt)
     except ValueError:

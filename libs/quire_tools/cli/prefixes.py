@@ -1,4 +1,4 @@
-"""`quire retain`, `prefetch` and `drop`: what is to become of a prefix."""
+"""`quire retain`, `prefetch` and `drop`: the future of a prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ console = Console(highlight=False)
 
 
 def retain(file: Path, namespace_file: Path, hours: float, gateway: str) -> None:
-    """For 0 hours: no longer."""
+    """Retain a prefix; 0 hours end it."""
     namespace, keys = _prefix(file, namespace_file)
     with SyncClient(gateway) as client:
         if not hours:
@@ -35,7 +35,7 @@ def prefetch(file: Path, namespace_file: Path, within_s: float, gateway: str) ->
 
 
 def drop(file: Path, namespace_file: Path, keep_chunks: int, gateway: str) -> None:
-    """From the end."""
+    """Drop a prefix from its end."""
     namespace, keys = _prefix(file, namespace_file)
     with SyncClient(gateway) as client:
         chunks = client.evict(namespace, keys, keep_chunks=keep_chunks)

@@ -1,4 +1,4 @@
-"""`quire status`: a table for each role that fits 80 columns; what is not well is in a column of its own."""
+"""`quire status`: a table for each role that fits 80 columns; problems have a column of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Column(NamedTuple):
 
 
 def status(folder: Path, gateway: str, admin: str, *, verbose: bool, as_json: bool) -> None:
-    """Who is there, what they hold, and what is not well."""
+    """Print the members, their contents, and problems."""
     with looking(folder, gateway, admin) as look:
         try:
             members = look()
@@ -48,7 +48,7 @@ def status(folder: Path, gateway: str, admin: str, *, verbose: bool, as_json: bo
 
 
 def plain(node: Node) -> dict[str, object]:
-    """For a program."""
+    """Return the status for a program."""
     return {
         "node": node.node_id,
         "role": node.role.value,
@@ -119,7 +119,7 @@ def count_of(value: float) -> str:
 
 
 def _worries(node: Node) -> list[str]:
-    """What an operator should look at."""
+    """Return the problems that an operator should look at."""
     stats, worries = node.stats, []
     if stats.get("corrupt"):
         worries.append(
@@ -151,7 +151,7 @@ def _filled(node: Node) -> str:
 
 
 def _shares(prefix: str, names: Sequence[str]) -> Callable[[Node], str]:
-    """How what was counted is divided, in percent."""
+    """Return the shares of counts, in percent."""
 
     def show(node: Node) -> str:
         counts = [node.stats.get(f"{prefix}{name}", 0) for name in names]

@@ -53,7 +53,7 @@ console = Console()
 
 
 def top(folder: Path, gateway: str, admin: str, interval_s: float, rounds: int) -> None:
-    """Until Ctrl-C, or `rounds` times. A gateway that does not answer is shown as such and asked again."""
+    """Draw until Ctrl-C, or `rounds` times. A gateway that does not answer is shown as such, and retried."""
     with looking(folder, gateway, admin) as look:
         screen = _Screen()
         with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:

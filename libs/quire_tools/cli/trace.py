@@ -27,7 +27,7 @@ warnings = Console(stderr=True, style="yellow", markup=False)
 
 
 def of_folder(folder: Path) -> dict[str, Trace]:
-    """Raises `InvalidRequest` where there are none."""
+    """Read the traces of a folder. Raises `InvalidRequest` if there are none."""
     traces = read_traces(lines_of(folder))
     if not traces:
         raise InvalidRequest(f"no traces in {folder}; `quire up --trace` writes some", field="folder")
@@ -35,7 +35,7 @@ def of_folder(folder: Path) -> dict[str, Trace]:
 
 
 def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
-    """What the members of a cluster keep. Raises `InvalidRequest` where there are none."""
+    """Read the traces that the members of a cluster keep. Raises `InvalidRequest` if there are none."""
     if not value_of("QUIRE_CLUSTER_SECRET", os.environ):
         raise InvalidRequest("must be set: operators know the cluster's secret", field="QUIRE_CLUSTER_SECRET")
     lines: list[bytes] = []
@@ -62,7 +62,7 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
 
 
 def show(traces: Mapping[str, Trace], trace_id: str, limit: int, *, as_json: bool) -> None:
-    """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
+    """Show one trace; without an id the latest ones. Raises `InvalidRequest` for an unknown one."""
     if not trace_id:
         _list(sorted(traces.values(), key=lambda trace: trace.start_ns)[-limit:], as_json=as_json)
         return
@@ -124,7 +124,7 @@ def _bar(span: Span, start_ns: int, total_ns: int, width: int) -> str:
 
 
 def _stages(span: Span) -> str:
-    """Where a layer's time went."""
+    """Return the parts of a layer's time."""
     layer = span.attributes.get("quire.layer")
     spent = {name[6:-3]: value for name, value in span.attributes.items() if name.endswith("_us") and value}
     text = " ".join(f"{name} {value / 1e3:.1f}" for name, value in spent.items())

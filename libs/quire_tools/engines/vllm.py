@@ -31,7 +31,7 @@ def prepare() -> None:
 
 
 def require_vllm() -> str:
-    """Its version, ready to be used. Raises `InvalidRequest` where it is not installed."""
+    """Prepare vLLM, and return its version. Raises `InvalidRequest` if it is not installed."""
     prepare()
     try:
         import vllm
@@ -63,12 +63,12 @@ class Engine:
         return [(list(answer.outputs[0].token_ids), answer.num_cached_tokens) for answer in answers]
 
     def tokens(self, prompt: Sequence[int], count: int = 8, *, lora: Any = None) -> tuple[list[int], int]:
-        """Of one."""
+        """Return the result of one prompt."""
         ((answer, cached),) = self.batch([prompt], count, lora=lora)
         return answer, cached
 
     def forget(self, *, connector: bool = False) -> None:
-        """vLLM's own prefix cache, and with `connector` what the connector knows."""
+        """VLLM's own prefix cache, and with `connector` what the connector knows."""
         assert self.llm.reset_prefix_cache(reset_connector=connector) is not False
 
     @property
@@ -88,7 +88,10 @@ class Engine:
 def vllm_engine(
     model: Path, gateway: str = "", extra: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[Engine]:
-    """With Quire, or without a gateway vLLM alone. `extra`: kv_connector_extra_config; `settings`: of `vllm.LLM`."""
+    """Start vLLM with Quire, or alone without a gateway.
+
+    `extra`: kv_connector_extra_config; `settings`: of `vllm.LLM`.
+    """
     from vllm.config import KVTransferConfig
 
     transfer = None
@@ -111,7 +114,7 @@ def vllm_engine(
 
 @contextmanager
 def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
-    """With a `KVTransferConfig` of any kind, or None."""
+    """Start vLLM with a `KVTransferConfig` of any kind, or None."""
     from vllm import LLM
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -145,7 +148,7 @@ def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
 
 
 def _hide_llvmlite() -> None:
-    """vLLM 0.32's CPU worker looks at every loaded module's values, and trips over llvmlite's, which LMCache loads."""
+    """VLLM 0.32's CPU worker looks at every loaded module's values, and trips over llvmlite's, which LMCache loads."""
     from vllm.triton_utils import dispatcher
 
     rebind = dispatcher._rebind_kernels

@@ -54,8 +54,7 @@ class LocalCluster:
     """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is where clients connect.
 
     `folder` keeps the files of Redis, of the storage nodes and of the object tier, and the logs: a second start on it
-    finds what the first stored.
-    Raises `ConfigInvalid` when another cluster runs on the folder.
+    finds what the first stored. Raises `ConfigInvalid` when another cluster runs on the folder.
     """
 
     def __init__(
@@ -78,13 +77,14 @@ class LocalCluster:
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
-        """`http_address`: of images, at the first gateway. Ports that are not given are as they were when the folder's
-        cluster ran before, where they are free, but for those of storage nodes.
+        """`http_address`: of images, at the first gateway.
 
-        `own_links`: each storage node sends over a link of its own, of its name.
-        `usual_ports`: the first gateway is at 7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free.
-        `tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
-        `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
+        Omitted ports are those of the folder's previous cluster, if they are free, but for those of storage nodes.
+
+        `own_links`: each storage node sends over a link of its own, of its name. `usual_ports`: the first gateway is at
+        7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free. `tls`: members speak TLS with each other,
+        clients at `tls_address`; certificates in the folder's `certs`. `modules`: what to run in a service's place, by
+        its name, e.g. to compare with something else.
         """
         self.folder = folder
         self._modules = modules or {}
@@ -123,7 +123,7 @@ class LocalCluster:
 
     @property
     def gateway_address(self) -> str:
-        """Of all gateways, separated by commas, as clients take it."""
+        """Addresses of all gateways, separated by commas, as clients take them."""
         return ",".join(self._addresses["gateway"])
 
     def address(self, name: str) -> str:
@@ -131,7 +131,7 @@ class LocalCluster:
         return self._processes[name].address
 
     def pid(self, name: str) -> int:
-        """Of a service's process."""
+        """Return the id of a service's process."""
         return self._processes[name].popen.pid
 
     @property
@@ -144,7 +144,7 @@ class LocalCluster:
 
     @property
     def secret(self) -> str:
-        """What the services sign with."""
+        """Secret that the services sign with."""
         return (self.folder / "secret").read_text()
 
     def start(self, timeout_s: float = 60.0) -> None:
@@ -269,16 +269,14 @@ class LocalCluster:
         logger().warning("a process did not stop", name=process.name, log=tail)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one process; for SIGKILL wait until it is gone."""
+        """Send a signal to one process; for SIGKILL wait until it has ended."""
         process = self._processes[name]
         process.popen.send_signal(number)
         if number is signal.SIGKILL:
             process.popen.wait()
 
     def renew(self, name: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> None:
-        """Ask a service to stop, wait until it has, and start it again, with `environment` added from now on: a step of
-        a rolling restart or of an upgrade.
-        """
+        """Restart a service gracefully, with `environment` added from now on: a step of a rolling update."""
         process = self._processes[name]
         process.popen.terminate()
         try:
@@ -289,7 +287,7 @@ class LocalCluster:
         self.restart(name, timeout_s)
 
     def host_of(self, name: str) -> str:
-        """Where a service listens. For clusters in networks of their own."""
+        """Return the host on which a service listens. For clusters in networks of their own."""
         return "127.0.0.1"
 
     def wrapped(self, name: str, command: list[str]) -> list[str]:
@@ -297,7 +295,7 @@ class LocalCluster:
         return command
 
     def restart(self, name: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> None:
-        """Start a stopped process again, as it was but for what `environment` adds, this once."""
+        """Start a stopped process again, unchanged but for the additions of `environment`, this once."""
         old = self._processes[name]
         assert old.popen.poll() is not None, "kill it first"
         previous = {} if name == "redis" else self._members()
@@ -312,13 +310,13 @@ class LocalCluster:
         self._processes[name].environment = old.environment
 
     def ended(self) -> dict[str, int]:
-        """Processes that ended by themselves, and their exit status."""
+        """Return the processes that ended on their own, and their exit status."""
         return {
             name: status for name, process in self._processes.items() if (status := process.popen.poll()) is not None
         }
 
     def last_words(self, name: str) -> str:
-        """What a process logged last of warnings and errors, and where its log is."""
+        """Return the last warning or error in a process' log, and the log's path."""
         file = self.folder / "logs" / f"{name}.log"
         for line in reversed(file.read_text(errors="replace").splitlines()[-50:]):
             with contextlib.suppress(ValueError, AttributeError):
@@ -338,8 +336,10 @@ class LocalCluster:
     # ----
 
     def _find_ports(self, count: int) -> tuple[Iterator[int], list[int]]:
-        """`count` as they were before, and those of storage nodes. These are new: the nodes of a cluster that was
-        killed count as members for a while, and are told apart by their addresses. None was asked for by its number.
+        """Return `count` remembered ports, and new ones for storage nodes.
+
+        These are new: the nodes of a cluster that was killed count as members for a while, and are distinguished by
+        their addresses. No port was requested by its number.
         """
         named = named_ports([self._http_address, *self._settings.values()])
         remembered = remembered_ports(self.folder / _PORTS, count, but=named)
@@ -486,7 +486,7 @@ class LocalCluster:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What runs on `folder`. Raises `Unavailable` if nothing does."""
+    """Return the cluster that runs on `folder`. Raises `Unavailable` if none does."""
     try:
         state: dict[str, Any] = json.loads((folder / _STATE).read_text())
     except OSError:

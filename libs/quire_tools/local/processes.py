@@ -1,4 +1,4 @@
-"""Processes of a local cluster: how they are started, and what is known of each."""
+"""Processes of a local cluster: their start, and the state of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Running(Protocol):
     returncode: int | Any
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Exit status, None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, number: int, /) -> None:
@@ -56,7 +56,7 @@ class Starter:
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, command: list[str], environment: dict[str, str], log: IO[bytes]) -> Running:
-        """Start one in a session of its own; what it says goes to `log`."""
+        """Start one in a session of its own; its output is written to `log`."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "starter")
         # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.

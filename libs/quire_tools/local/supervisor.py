@@ -1,4 +1,4 @@
-"""Services that end by themselves are started again: soon at first, later where they go on ending."""
+"""Restarts services that end: soon at first, later if they keep ending."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Trouble:
 
 
 class Supervisor:
-    """`look` again and again. `say`: told what ended, and what was started again."""
+    """`look` again and again. `say`: called with each service that ended, and each that was restarted."""
 
     def __init__(self, processes: Processes, say: Callable[[str], None]) -> None:
         self._processes = processes

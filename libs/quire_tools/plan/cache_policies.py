@@ -15,7 +15,7 @@ _USES_MAX = 3
 
 
 class LeafLru(Forest):
-    """Least recently used first, among leaves. Looks at what is kept again each time."""
+    """Least recently used first, among leaves. Evaluates the kept leaves again each time."""
 
     def __init__(self, capacity_bytes: int) -> None:
         super().__init__()
@@ -134,8 +134,8 @@ def simulate(
 ) -> Hits:
     """Every request looks up its longest prefix, uses it, and stores the rest, as an engine does.
 
-    `observe` is called with the blocks that memory and the drives had, request by request.
-    `memory` lies above `disk` and holds nothing that is not there too; every block counts one.
+    `observe` is called with the blocks that memory and the drives had, request by request. `memory` lies above `disk`
+    and holds nothing that is not there too; every block counts one.
     """
     in_memory = on_disk = total = 0
     for blocks in trace:
@@ -166,7 +166,7 @@ def simulate(
 
 
 def belady(trace: Sequence[Prefix], capacity_blocks: int) -> Hits:
-    """The best that can be done, knowing the future: out goes what is used last from now."""
+    """The optimum, knowing the future: evict the block whose next use is latest."""
     never = len(trace)
     upcoming: dict[bytes, int] = {}
     next_uses: list[list[int]] = []

@@ -1,9 +1,9 @@
 """`quire plan cluster`: a trace on many nodes, with the placement that decides in production.
 
-The trace is played several times at once, each time as other conversations. Storage nodes are modelled: each keeps what
-it was given until it is full, and then loses what was used least recently. Where chunks go is decided by the
-orchestrator's own code, from what nodes said of themselves with their last heartbeat. What work costs a processor is
-taken from the benchmarks that `_PRICES` names; messages are counted.
+The trace is played several times at once, each time as other conversations. Storage nodes are modelled: each keeps its
+blocks until it is full, and then evicts the least recently used ones. Where chunks go is decided by the orchestrator's
+own code, from the nodes' last heartbeats. The processor time of the work is taken from the benchmarks that `_PRICES`
+names; messages are counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TIMES: Final = 50
 
 @dataclass(slots=True)
 class _Played:
-    """What a replay counted. `windows`: bytes that each node sent by window of ten seconds."""
+    """Counts of a replay. `windows`: bytes that each node sent by window of ten seconds."""
 
     hours: float = 0.0
     requests: int = 0
@@ -91,7 +91,7 @@ class _Nodes:
         return number
 
     def store(self, keys: ChunkKeys, first: int, now_s: float) -> None:
-        """What is new, where the orchestrator says."""
+        """Store the new blocks, placed by the orchestrator."""
         for target in self._placement.place(keys, first, self.reported, self._block_bytes, now_s):
             number = self._number[target.node_id]
             blocks = self.held[number]
@@ -102,7 +102,7 @@ class _Nodes:
                 del self.where[blocks.popitem(last=False)[0]]
 
     def lose(self, numbers: range) -> None:
-        """All that these have."""
+        """Return the blocks of these nodes."""
         for number in numbers:
             for block in self.held[number]:
                 del self.where[block]
@@ -118,7 +118,7 @@ def _play(
     lost_nodes: range | None,
     step: Callable[[], None],
 ) -> _Played:
-    """`lost_nodes`: nodes that lose all at half of the trace; hits after that are counted by themselves."""
+    """`lost_nodes`: nodes that lose all at half of the trace; hits after that are counted separately."""
     played, began_s = _Played(), requests[0][2]
     half_s, reported_s, is_lost = (requests[-1][2] - began_s) / 2, -1.0, False
     played.hours = (requests[-1][2] - began_s) / 3600
@@ -161,7 +161,7 @@ def _named(turn: int, block: bytes) -> bytes:
 def run(
     trace: Path, sizes: Sequence[int], times: int, node_gb: float, bytes_per_token: int, block_tokens: int, hour: float
 ) -> tuple[Report, dict[int, _Played]]:
-    """Raises `InvalidRequest` for a trace without times, or what is not positive."""
+    """Read the arguments. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
     if min(*sizes, node_gb, bytes_per_token, block_tokens) <= 0 or times < 0:
         raise InvalidRequest(f"nodes {list(sizes)}, {node_gb:g} GB, {bytes_per_token} bytes a token", field="nodes")
     requests = read_requests(trace)
@@ -255,7 +255,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
-    """What a trace does to a cluster of so many nodes: hits, the spread of load, metadata, the loss of a rack."""
+    """Replay a trace on a cluster of a number of nodes: hits, the spread of load, metadata, the loss of a rack."""
     sizes = [int(size) for size in nodes.split(",")]
     report, results = run(trace, sizes, times, node_gb, bytes_per_token, block_tokens, node_hour)
     report.show(json_file, plot, draw=lambda path: draw(results, path))

@@ -57,7 +57,7 @@ class Trace:
 
     @property
     def working_set_bytes(self) -> int:
-        """All objects that occur, as images."""
+        """Objects that occur, as images."""
         return int(self.image_bytes[np.unique(self.objects)].sum())
 
 
@@ -122,7 +122,7 @@ def generate(images: int, seed: int = 1, span_s: float = SPAN_S) -> Trace:
 
 
 def statistics(trace: Trace) -> dict[str, float]:
-    """What `PUBLISHED` says, of this trace."""
+    """Return the figures of `PUBLISHED`, of this trace."""
     views = np.bincount(trace.objects)
     views = views[views > 0]
     ordered = np.sort(views)[::-1]
@@ -148,8 +148,10 @@ def statistics(trace: Trace) -> dict[str, float]:
 
 
 def _fall(trace: Trace, order: Array) -> float:
-    """Mean daily rate of the top 1% in their first three days over that of days 350 to 380, of those that lived so
-    long."""
+    """Return the mean daily rate of the top 1% in their first three days over that of days 350 to 380.
+
+    Only images that lived as long count.
+    """
     views = np.bincount(trace.objects)
     top = np.zeros(len(views), dtype=bool)
     count = max(10, int(np.count_nonzero(views)) // 100)

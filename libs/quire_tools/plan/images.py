@@ -63,7 +63,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """How prices fall per year from now on, and what a GPU costs per hour."""
+    """Yearly fall of prices, and the cost of a GPU per hour."""
 
     name: str
     gpu_fall: float
@@ -138,7 +138,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
-    """What images cost over the years: stored as PNG, with an archive, or as latents decoded on demand."""
+    """Return the cost of images over the years: stored as PNG, with an archive, or as latents decoded on demand."""
     scenario = Scenario(
         image_mb=image_mb,
         latent_mb=latent_mb,

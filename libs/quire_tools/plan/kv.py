@@ -1,8 +1,8 @@
-"""`quire plan kv`: what a deployment costs per million prompt tokens, by the tiers it has.
+"""`quire plan kv`: the cost of a deployment per million prompt tokens, by the tiers it has.
 
-After Tutti, §4.3, Eq. 1: GPU plus storage, over throughput. Here the GPU is paid for while it prefills what is not
-cached, and for the stalls that Eq. 3 of ObjectCache predicts at each tier's rate; storage is paid for as long as the
-trace lasts. Hit rates come from the trace, simulated by the node's own eviction.
+After Tutti, §4.3, Eq. 1: GPU plus storage, over throughput. Here the GPU is paid for while it prefills uncached tokens,
+and for the stalls that Eq. 3 of ObjectCache predicts at each tier's rate; storage is paid for as long as the trace
+lasts. Hit rates come from the trace, simulated by the node's own eviction.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(
     bytes_per_token: int,
     block_tokens: int,
 ) -> Report:
-    """Raises `InvalidRequest` for a trace without times, or what is not positive."""
+    """Read the arguments. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
     for name, value in (
         ("bytes_per_token", bytes_per_token),
         ("block_tokens", block_tokens),

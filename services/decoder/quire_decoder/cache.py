@@ -34,17 +34,17 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """Of all forms."""
+        """Bytes of all forms."""
         return self._cache.used_bytes
 
     @property
     def costs(self) -> Costs:
-        """What fetching, decoding and encoding take here: what a form is worth is known by them."""
+        """Costs of fetching, decoding and encoding here: they decide the worth of a form."""
         return self._cache.costs
 
     @property
     def stats(self) -> dict[str, float]:
-        """For `quire status`."""
+        """Figures for `quire status`."""
         cache, total = self._cache, self._cache.total
         return {
             "requests": total.requests,
@@ -61,7 +61,7 @@ class Cache:
         }
 
     def look_up(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
-        """Count a request, and find what is nearest to what it asks for. `variant`: see `Rendering.variant`."""
+        """Count a request, and find the nearest form to the requested one. `variant`: see `Rendering.variant`."""
         self._cache.look_up(entry.record_name, variant)
         return self.find(entry, variant)
 
@@ -79,7 +79,7 @@ class Cache:
         return None, None
 
     def wants_image(self, entry: ImageEntry) -> bool:
-        """Whether the lossless image of what was decoded is worth making and keeping."""
+        """Return whether the lossless image of a decoded latent is worth making and keeping."""
         size = round(self._bytes_per_pixel * entry.height * entry.width)
         return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_name, Form.IMAGE), size)
 
@@ -88,7 +88,7 @@ class Cache:
         self._keep(Kept(entry.record_name, Form.LATENT), record)
 
     def keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
-        """The same for the lossless image of what was decoded."""
+        """Keep the lossless image of a decoded latent."""
         per_pixel = len(lossless) / (entry.height * entry.width)
         self._bytes_per_pixel += _AVERAGE_SHARE * (per_pixel - self._bytes_per_pixel)
         self._keep(Kept(entry.record_name, Form.IMAGE), lossless)

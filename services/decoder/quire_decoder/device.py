@@ -121,7 +121,7 @@ class Device:
                 request.done.set_result((pixels, seconds / len(batch)))
 
     def _make(self, batch: list[_Waiting], sizes: BatchSizes) -> tuple[list[Pixels], float]:
-        """In the device's thread."""
+        """Run a batch in the device's thread."""
         info, latents = batch[0].info, [request.latent for request in batch]
         started = self._clock()
         if sizes.verdict(len(batch)) is Verdict.GOOD:

@@ -26,7 +26,7 @@ class _Making:
 
 
 class LosslessWriter:
-    """Images that are being encoded for a cache; their pixels answer requests meanwhile.
+    """Images that are being encoded for a cache; their pixels answer requests in the meantime.
 
     `keep`: puts an image into the cache of the decoder at an address.
     """
@@ -46,7 +46,7 @@ class LosslessWriter:
         making.task.add_done_callback(partial(self._ended, key))
 
     def pixels(self, entry: ImageEntry) -> Pixels | None:
-        """Of an image that is being made."""
+        """Return the pixels of an image that is being made."""
         making = self._making.get(entry.record_name)
         return making.pixels if making is not None else None
 

@@ -1,4 +1,4 @@
-"""Pictures to latents, by a VAE's encoder; and what was lost by that."""
+"""Encoding of pictures to latents, by a VAE's encoder; and the loss."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ReadPicture = Callable[[bytes, int], Pixels]
 
 @dataclass(frozen=True, slots=True)
 class EncodedLatent:
-    """A record, and how far its image is from the picture: PSNR in dB, infinite where they are equal, and the largest
-    difference of a channel's value, of 255.
+    """A record, and the difference of its image from the picture.
+
+    PSNR in dB, infinite for equal ones, and the largest difference of a channel's value, of 255.
     """
 
     record: bytes
@@ -41,7 +42,10 @@ class Pictures:
         self._pixels_max = pixels_max
 
     async def encode(self, file: bytes, weights_sha256: str) -> EncodedLatent:
-        """By the VAE with those weights. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
+        """Encode by the VAE with those weights.
+
+        Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `NotImplementedHere`.
+        """
         vae = next((vae for vae in self._known() if vae.weights_sha256 == weights_sha256), None)
         if vae is None:
             raise VaeUnknown(f"no VAE with weights {weights_sha256[:16]}… is here", field="weights_sha256")

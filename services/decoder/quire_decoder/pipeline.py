@@ -1,6 +1,4 @@
-"""The stages of a decode: fetching (a number at a time), threads (decompressing, encoding), the device (one batch at a
-time).
-"""
+"""The stages of a decode: fetching, threads (decompressing, encoding), the device (one batch at a time)."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ Stages = dict[str, int]
 
 
 class Pipeline:
-    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time,
-    round-robin over tenants.
+    """Bounds of the stages, round-robin over tenants.
+
+    At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
 
     `costs` records the durations of fetching, decoding and encoding.
     """
@@ -68,8 +67,10 @@ class Pipeline:
         self.device.close()
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
-        """The record, verified. Raises `NoStorageNode` where storage does not give it: nothing has been written for the
-        caller then; and `ChunkMissing`, `CorruptData`.
+        """The record, verified.
+
+        Raises `NoStorageNode` where storage does not give it: nothing has been written for the caller then; and
+        `ChunkMissing`, `CorruptData`.
         """
         started = self._clock.monotonic_s()
         try:
@@ -129,13 +130,13 @@ class Pipeline:
         return image
 
     async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
-        """Raises `CorruptData` for what is no lossless image of the entry's size."""
+        """Decode a lossless image. Raises `CorruptData` if it is none, or not of the entry's size."""
         pixels = await self.in_thread(self._encoder.decode_lossless, image)
         if pixels.shape != (entry.height, entry.width, 3):
-            raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
+            raise CorruptData(f"the decoded {entry.image_id!r} has the shape {pixels.shape}")
 
     async def _fetched(self, entry: ImageEntry, leased: LeasedRecord, tenant: str) -> bytes:
-        """Goes on where it is wanted no more: memory that a node was told of is free again when the node has ended."""
+        """Fetch the record, even after a cancellation: a node has the memory's address until it has ended."""
         task = asyncio.create_task(self._fetch(entry, leased, tenant))
         self._fetches.add(task)
         task.add_done_callback(self._fetch_ended)

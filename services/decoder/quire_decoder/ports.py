@@ -1,4 +1,4 @@
-"""What the decoder needs from outside."""
+"""Ports of the decoder."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class VaeRunner(Protocol):
 
     @property
     def build(self) -> str:
-        """What makes the same pixels of the same latent: device, library versions."""
+        """Facts that decide the pixels of a latent: device, library versions."""
 
     @property
     def known(self) -> tuple[KnownVae, ...]:
-        """What can be decoded."""
+        """VAEs that can be decoded with."""
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
-        """One batch: latents of one shape, of which `info` describes the first. Blocks.
+        """Decode a batch: latents of one shape, of which `info` describes the first. Blocks.
 
         Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
         """
@@ -66,10 +66,13 @@ class ProvenanceSigner(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the certificate."""
+        """Expiry of the certificate."""
 
     async def sign(self, image: bytes, rendering: Rendering, entry: ImageEntry) -> bytes:
-        """The image with a signed manifest of the entry's provenance. Raises `InvalidRequest` for what is none."""
+        """Return the image with a signed manifest of the entry's provenance.
+
+        Raises `InvalidRequest` for invalid provenance.
+        """
 
 
 class PixelEncoder(Protocol):
@@ -77,11 +80,11 @@ class PixelEncoder(Protocol):
 
     @property
     def build(self) -> str:
-        """What makes the same bytes of the same pixels: library versions."""
+        """Facts that decide the bytes of given pixels: library versions."""
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes: ...
     def decode_lossless(self, image: bytes) -> Pixels:
-        """Of what `encode` made as png."""
+        """Decode a PNG of `encode`."""
 
 
 class EncoderProcess(Protocol):
@@ -92,8 +95,9 @@ class EncoderProcess(Protocol):
         """Whether it takes another image."""
 
     def run(self, source: Pixels | bytes, rendering: Rendering) -> bytes:
-        """Encode pixels, or a lossless file of them. Blocks. Raises what `PixelEncoder` raises, `ResourceExhausted`,
-        `DeadlineExceeded`.
+        """Encode pixels, or a lossless file of them.
+
+        Blocks. Raises what `PixelEncoder` raises, `ResourceExhausted`, `DeadlineExceeded`.
         """
 
     def kill(self) -> None:
@@ -117,10 +121,10 @@ class RemoteMemory(Protocol):
 
 
 class Owner(Protocol):
-    """Another decoder, whose cache a spilled request belongs to."""
+    """A decoder whose cache a spilled request belongs to."""
 
     async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
-        """Have it write what it has into `target`: ("latent", "promote" or "image", length), or ("", 0)."""
+        """Have it write its form into `target`: ("latent", "promote" or "image", length), or ("", 0)."""
 
     async def write_back(
         self,

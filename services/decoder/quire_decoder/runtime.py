@@ -1,7 +1,7 @@
 """The decoder: requests for images, answered from the cache, by a decode of its own, or for another decoder's cache.
 
-Requests for an image that is being decoded wait for that decode. A frontend asks the image's owner for what it has
-first (`serve_cached`), and has it decoded, there or elsewhere, if that is not enough (`serve`).
+Requests for an image that is being decoded wait for that decode. A frontend first asks the image's owner for a cached
+form (`serve_cached`), and has it decoded, there or elsewhere, if that is not enough (`serve`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class _Made:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A decode, and how many wait for it. `ends_early`: with the last of them; else another's cache is told of it."""
+    """A decode, and the number of its waiters.
+
+    `ends_early`: with the last of them; else another's cache receives it.
+    """
 
     task: asyncio.Task[_Made | bytes]
     ends_early: bool
@@ -111,7 +114,7 @@ class Decoder:
 
     @property
     def info(self) -> DecoderInfo:
-        """What others decide by."""
+        """The facts that others decide by."""
         return DecoderInfo(
             build=self.build,
             capacity_bytes=self._cache.capacity_bytes,
@@ -122,7 +125,7 @@ class Decoder:
 
     @property
     def stats(self) -> dict[str, float]:
-        """For `quire status`."""
+        """Figures for `quire status`."""
         device = self._pipeline.device
         queues = {"queue": device.waiting, "queue.encode": self._pipeline.encoding}
         counts = {"joined": self._joined, "batches": device.batches, "misses": self._fetched}
@@ -153,8 +156,9 @@ class Decoder:
         return await self._signed(entry, rendering, served)
 
     async def serve_cached(self, entry: ImageEntry, rendering: Rendering, tenant: str = "") -> Served | None:
-        """A request for an image of this decoder's; answered if that takes no decoding. Every request counts, also
-        those that are decoded elsewhere then: what is kept depends on it.
+        """Answer a request for an image of this decoder's, if that needs no decoding.
+
+        Every request counts, also those that are decoded elsewhere then: the choice of kept forms depends on it.
         """
         self._check(entry, rendering)
         form, data = self._cache.look_up(entry, rendering.variant(entry))
@@ -165,12 +169,12 @@ class Decoder:
             return await self._signed(entry, rendering, served)
 
     async def encode_latent(self, source: RdmaTarget, length: int, weights_sha256: str) -> EncodedLatent:
-        """Of a picture in the caller's memory. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`."""
+        """Encode a picture in the caller's memory. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`."""
         file = await self._pull((source, length), PICTURE_BYTES_MAX)
         return await self._pictures.encode(file, weights_sha256)
 
     async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
-        """What this cache has of an image that is being made elsewhere goes there."""
+        """Send this cache's form of an image that is being made elsewhere."""
         form, data = self._cache.find(entry, "")
         if data is None:
             return "", 0
@@ -187,8 +191,9 @@ class Decoder:
         *,
         stored: bool = False,
     ) -> None:
-        """Another decoder made this, for this one's cache; or it was `stored` just now, and is asked for soon. Raises
-        `CorruptData` for another record than the entry's.
+        """Take an image for this cache that another decoder made, or that was `stored` just now.
+
+        Raises `CorruptData` for another record than the entry's.
         """
         if record is not None:
             data = await self._pull(record, entry.record_bytes)
@@ -233,7 +238,7 @@ class Decoder:
         return Served(image, rendition.source, stages)
 
     async def _signed(self, entry: ImageEntry, rendering: Rendering, served: Served) -> Served:
-        """With the manifest of its provenance, if it has one. What caches keep is not signed."""
+        """Sign the image with the manifest of its provenance, if it has one. Cached forms are not signed."""
         if not entry.provenance:
             return served
         if self._signer is None:
@@ -282,7 +287,7 @@ class Decoder:
                 making = self._make_for(entry, owner_address, leased, stages, tenant)
             else:
                 making = self._make(entry, leased, stages, tenant)
-            # A task of its own: a client that goes away does not end it for those that have joined.
+            # A task of its own: a client that disconnects does not end it for those that have joined.
             task = asyncio.create_task(making)
             running = self._running[key] = _Running(task, ends_early=not owner_address)
             task.add_done_callback(partial(self._ended, key, running))
@@ -307,9 +312,7 @@ class Decoder:
             del self._running[key]
 
     async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> _Made | bytes:
-        """Decode for this cache: of the latent that it has, or of the record from storage; or the image, if it has that
-        by now.
-        """
+        """Decode for this cache, of its latent or of the record from storage; or take the image, if it has it."""
         form, record = self._cache.find(entry, "")
         if form is Form.IMAGE and record is not None:
             return record
@@ -330,7 +333,7 @@ class Decoder:
     async def _make_for(
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
-        """Decode for another's cache: of the owner's latent if it has one, and with its cache told."""
+        """Decode for another's cache: of the owner's latent if it has one, and notify its cache."""
         kind, record = await self._ask_owner(entry, owner_address, stages)
         if kind == "image" and record is not None:
             return record
@@ -350,7 +353,7 @@ class Decoder:
             self._cache.keep_image(entry, image)
 
     async def _ask_owner(self, entry: ImageEntry, owner_address: str, stages: Stages) -> tuple[str, bytes | None]:
-        """What the owner's cache has: "image", "latent" or "promote" with the bytes, or nothing."""
+        """Return the form in the owner's cache: "image", "latent" or "promote" with the bytes, or nothing."""
         record, length = None, max(entry.record_bytes, LOSSLESS.bytes_max(entry))
         try:
             with self._remote_memory.room(length) as (target, view):
@@ -379,7 +382,7 @@ class Decoder:
                     (lent_image, len(image)) if image else None,
                 )
         except QuireError as error:
-            logger().warning("the owner's cache was not told", owner=owner_address, error=str(error))
+            logger().warning("the owner's cache was not notified", owner=owner_address, error=str(error))
 
     async def _pull(self, source: tuple[RdmaTarget, int], size: int) -> bytes:
         target, length = source

@@ -1,4 +1,4 @@
-"""What the gateway needs from outside: the orchestrator and the storage nodes."""
+"""Ports of the gateway: the orchestrator and the storage nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LayerArrived:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What goes where, the addresses of those nodes, and how many chunks from the start are stored already."""
+    """Ranges by node, the addresses of those nodes, and how many chunks from the start are stored already."""
 
     ranges: tuple[ChunkRange, ...]
     nodes: tuple[NodeAddress, ...]
@@ -56,7 +56,7 @@ class Allocated:
 
 
 class Allocator(Protocol):
-    """The orchestrator, as far as values of Quire pass to it; plain requests are forwarded as they are."""
+    """The orchestrator, for calls with values of Quire; plain requests are forwarded unchanged."""
 
     async def allocate(
         self,
@@ -67,7 +67,7 @@ class Allocator(Protocol):
         on_existing: OnExisting,
         unchained: bool,
     ) -> Allocated:
-        """Where to store the unknown chunks."""
+        """Return the placement of the unknown chunks."""
 
 
 class StorageNodes(Protocol):
@@ -94,9 +94,10 @@ class StorageNodes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRoute:
-    """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end, with the lease
-    in `record`. Without a live decoder `runner` is empty, there is nothing to give back, and `build` is what was known
-    last, or empty.
+    """The decoder that should make an image; `build`: of that decoder.
+
+    `ticket` is given back at the end, with the lease in `record`. Without a live decoder `runner` is empty, there is
+    nothing to give back, and `build` is the last known one, or empty.
     """
 
     ticket: int
@@ -111,7 +112,7 @@ class ImageRoute:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decoder wrote."""
+    """Bytes that a decoder wrote."""
 
     length: int
     source: str
@@ -132,7 +133,10 @@ class Router(Protocol):
     """The orchestrator, as far as images go."""
 
     async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
-        """With a lease on the record for so long; 0 for none. `failed`: decoders that have just not answered."""
+        """Route an image, with a lease on the record for this time; 0 for none.
+
+        `failed`: decoders that have just not answered.
+        """
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
@@ -158,7 +162,7 @@ class ChunkIndex(Protocol):
         """
 
     async def commit_object(self, record: ChunkRecord) -> bool:
-        """A chunk lies in the object tier; whether it is indexed: its parent must be."""
+        """Index a chunk of the object tier; returns whether it is indexed: its parent must be."""
 
     async def lists_object(self, record: ChunkRecord) -> bool:
         """Whether the object tier is listed as a holder."""
@@ -177,10 +181,10 @@ class Catalogue(Protocol):
     """The orchestrator, as far as latents go. Images are a tenant's."""
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int) -> bool:
-        """For so long, 0 for ever; whether it replaced another. Raises `ConditionFailed`."""
+        """Put an image for this time, 0 for ever; returns whether it replaced another. Raises `ConditionFailed`."""
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Raises `ImageMissing`."""
+        """Delete an image. Raises `ImageMissing`."""
 
     async def delete(self, tenant: str, image_id: str) -> bool:
         """Whether there was one."""
@@ -190,7 +194,7 @@ class Catalogue(Protocol):
 
 
 class Entries(Protocol):
-    """The catalogue as it lies in Redis; see `quire_server.redis.Images`."""
+    """The catalogue in Redis; see `quire_server.redis.Images`."""
 
     async def get(self, tenant: str, image_id: str) -> ImageEntry | None: ...
 
@@ -215,13 +219,15 @@ class Decoders(Protocol):
         """Have a decoder take a new image's record into its cache."""
 
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
-        """Have an image written into `target` by the decoder that was chosen, for a tenant. Cancelled, it raises
-        `Ended` where that decoder has said that it writes no more."""
+        """Have an image written into `target` by the decoder that was chosen, for a tenant.
+
+        Cancelled, it raises `Ended` where that decoder has said that it writes no more.
+        """
 
 
 class ClusterSpans(Protocol):
     """The spans that the members of the cluster keep in memory."""
 
     def of(self, trace_id: str) -> AsyncGenerator[MemberSpans, None]:
-        """Of traces whose id begins so, as members answer."""
+        """Yield the spans of traces whose id has this beginning, as members answer."""
         ...

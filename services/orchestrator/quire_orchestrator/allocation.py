@@ -1,4 +1,4 @@
-"""Where a store goes: which chunks are stored already, as durable as is asked now, and which node takes the others."""
+"""Placement of a store: the chunks that have the requested level already, and the nodes for the others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Allocation:
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
         """The new ones in ranges, as if they were a prefix."""
         if first or on_existing is OnExisting.VERIFY:
-            raise InvalidRequest("chunks that are no prefix are stored whole, and not compared", field="first_chunk")
+            raise InvalidRequest("unchained chunks are stored whole, and not compared", field="first_chunk")
         holders = await self._index.holders(records(keys, 0, len(keys), unchained=True))
         present, readable = readable_each(holders, live, keys, reader)
         present_set = set(present)
@@ -118,9 +118,9 @@ class Allocation:
     async def _raised(
         self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
     ) -> list[ChunkRange]:
-        """What is stored already, raised to the level that is asked for now; up to the first chunk that is not.
+        """Raise the stored chunks to the requested level; return them up to the first chunk that is not stored.
 
-        What the object tier has is as durable as anything can be asked to be.
+        The object tier is the highest level.
         """
         safe = in_object(match)
         marks = await asyncio.gather(*(self._marks(run, safe, keys, durability) for run in readable))
@@ -136,7 +136,7 @@ class Allocation:
     async def _marks(
         self, run: ChunkRange, safe: Sequence[bool], keys: ChunkKeys, durability: Durability
     ) -> list[bool]:
-        """Which chunks of a range are as durable as is asked for, now; `safe`: those that the object tier has."""
+        """Return which chunks of a range have the requested level now; `safe`: those that the object tier has."""
         run_safe = list(safe[run.first : run.stop])
         if all(run_safe):
             return run_safe

@@ -23,14 +23,15 @@ _CLOSE_S: Final = 2.0
 
 
 class EventLog(Protocol):
-    """Where events are published; see `quire_server.redis.CacheEvents`."""
+    """Port to published events; see `quire_server.redis.CacheEvents`."""
 
     async def publish(self, events: Sequence[CacheEvent], *, gap: bool = False) -> None: ...
 
 
 class Announcements:
-    """Events are hints: one that the log does not take, or that comes too fast for it, is left out, and the next one
-    says that there is a gap.
+    """Publishes events, which are hints.
+
+    An event that the log does not take, or that comes too fast for it, is left out, and the next one reports the gap.
 
     `log`: None publishes nothing.
     """
@@ -54,11 +55,11 @@ class Announcements:
             self._tell(EventKind.REMOVED, holder, part)
 
     def cleared(self, holder: str) -> None:
-        """`holder` has nothing any more."""
+        """Announce that `holder` has lost everything."""
         self._tell(EventKind.CLEARED, holder, ())
 
     async def close(self) -> None:
-        """Publish what still waits, as far as that goes quickly."""
+        """Publish the waiting events, as far as that is quick."""
         if self._telling is not None:
             await asyncio.wait([self._telling], timeout=_CLOSE_S)
             await tasks.end([self._telling])

@@ -1,4 +1,4 @@
-"""Who is in the cluster, and what the index lists for whom: a short-lived picture, kept fresh."""
+"""Members of the cluster, and the index's listings of them: a short-lived view, kept fresh."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _LISTING_S: Final = 0.02
 
 
 class Cluster:
-    """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `link_rates`: what one more
-    delivery would get on each link, bytes per second.
+    """`live`: members by name.
+
+    `rebuild`: the rebuilding of the index that is wanted. `link_rates`: rate of one more delivery on each link, bytes
+    per second.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Cluster:
         await tasks.end([self._refresher, *self._watchers.values()])
 
     async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, MembershipChanges]:
-        """Keep a member alive; milliseconds until it should report again, what is new, and, for a storage node, what of
-        the others has changed since it knew that version.
+        """Keep a member alive; return the milliseconds until its next report, the news, and the changes.
+
+        The changes, of the other storage nodes since that version, are for storage nodes.
         """
         await self._renew(node)
         self.live[node.node_id] = node
@@ -94,7 +97,7 @@ class Cluster:
         return self._interval_ms, news, self._roster.changes(version)
 
     async def _renew(self, node: Node) -> None:
-        """In a large cluster, reports are written to Redis together."""
+        """Time for which reports are gathered, to be written to Redis together, in a large cluster."""
         gather_s = _GATHERED_SHARE * (self._interval_ms - self._config.heartbeat_ms) / 1000
         ttl_ms = max(self._config.member_ttl_ms, 3 * self._interval_ms)
         await self._members.renew(node, ttl_ms, gather_s=gather_s)
@@ -105,7 +108,7 @@ class Cluster:
         return max(self._config.heartbeat_ms, round(_REPORT_MS * len(self.live)))
 
     async def _listing(self, node_id: str) -> Listing | None:
-        """What the index lists for a node; the more members, the less often that is looked up."""
+        """Return the index's listing of a node; the more members, the less often it is read."""
         now_s = self._clock.monotonic_s()
         if now_s < self._listing_due_s.get(node_id, 0.0):
             return None
@@ -145,20 +148,20 @@ class Cluster:
         await self.refresh()
 
     async def nodes(self, role: Role | None) -> list[Node]:
-        """Those that are alive, of a role or of all, with their figures for people."""
+        """Return the live ones, of a role or of all, with their figures for people."""
         await self.refresh()
         return [node for node in await self._members.described() if role in (None, node.role)]
 
     def storage_nodes(self) -> dict[str, Node]:
-        """Those that are alive, by name."""
+        """Live members, by name."""
         return self._storage
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        """What a namespace's tenant gets of the links."""
+        """Return the share of links of a namespace's tenant."""
         return self._policies.tenant(namespace)
 
     def decoders(self) -> list[Node]:
-        """Those that are alive."""
+        """Live storage nodes."""
         return list(self._of(Role.DECODER).values())
 
     def _of(self, role: Role) -> dict[str, Node]:
@@ -193,7 +196,7 @@ class Cluster:
         self.rebuild = await self._index.rebuild()
 
     def away_s(self, node_id: str) -> float:
-        """For how long a node was away while it could have been heard: 0 while membership cannot be read."""
+        """Return for how long a node was silent while membership could be read: 0 while it cannot."""
         now_s = self._clock.monotonic_s()
         if now_s - self._read_s > self._blind_s:
             return 0.0
@@ -201,7 +204,7 @@ class Cluster:
 
     @property
     def _blind_s(self) -> float:
-        """Membership that was not read for longer says nothing of who was away: nobody could renew it either."""
+        """Forget absences after a gap in reading: no member could renew its membership either."""
         return max(self._config.member_ttl_ms, 3 * self._interval_ms) / 1000
 
     def _see(self) -> None:

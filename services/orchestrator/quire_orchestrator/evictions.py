@@ -1,4 +1,4 @@
-"""What leaves the index: by request, for a node that needs space, and what nothing refers to any more."""
+"""Removals from the index: by request, for a node that needs space, and of unreferenced entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWEEP_MAX = 256
 
 
 class Evictions:
-    """Nodes are told to drop what left the index; objects are deleted after a time of grace."""
+    """Nodes drop copies of removed entries; objects are deleted after a time of grace."""
 
     def __init__(
         self,
@@ -69,7 +69,10 @@ class Evictions:
         return [chunk.key in out for chunk in chunks]
 
     async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
-        """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
+        """Evict chunks from the index, and from every node but the one that asks.
+
+        One that is away receives its drops when it is back.
+        """
         now_ms = self._clock.now_ms()
         delete_ms = now_ms + self._config.object_grace_ms
         evicted = await self._index.evict(chunks, now_ms, delete_ms, asking=asking)
@@ -80,7 +83,7 @@ class Evictions:
         return evicted
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
-        """A page of what a node is to drop and has not confirmed, and the next cursor, 0 at the end."""
+        """Return a page of a node's unconfirmed drops, and the next cursor, 0 at the end."""
         return await self._index.drops(node_id, cursor)
 
     async def settle_drops(self, node_id: str, carried_out: Sequence[Drop]) -> None:
@@ -88,12 +91,14 @@ class Evictions:
         await self._index.settle_drops(node_id, carried_out)
 
     async def _drop(self, node_id: str, orders: Sequence[Drop]) -> None:
-        """Tell a node. Until it has answered the index remembers what it is to drop."""
+        """Send a node its drops. The index remembers them until it has answered."""
         try:
             await self._holders.drop(self._cluster.live[node_id], {drop.key: drop.generation for drop in orders})
             await self._index.settle_drops(node_id, orders)
         except (QuireError, KeyError) as error:
-            logger().warning("a node could not be told to drop", node=node_id, chunks=len(orders), why=str(error))
+            logger().warning(
+                "a node could not be reached for its drops", node=node_id, chunks=len(orders), why=str(error)
+            )
 
     # ---- what nothing refers to any more
 
@@ -137,8 +142,10 @@ class Evictions:
             return False
 
     async def forget_lost_nodes(self) -> int:
-        """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers
-        again what it has."""
+        """Withdraw the listings of nodes that were silent for long; return how many chunks.
+
+        One that returns registers its chunks again.
+        """
         removed = 0
         lost_s = self._config.node_lost_ms / 1000
         for name, listing in (await self._index.listings()).items():
@@ -151,7 +158,7 @@ class Evictions:
                 await self._index.unregister_held(name, page, self._clock.now_ms())
                 removed += len(page)
             self._announcements.cleared(name)
-            logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=removed)
+            logger().warning("a node is lost: its listings are withdrawn", node=name, chunks=removed)
         return removed
 
     async def repair_index(self) -> None:

@@ -55,8 +55,9 @@ class ImageDesk:
         await tasks.end([self._sweeper])
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int = 0) -> bool:
-        """Catalogue an image, for so long (0: for ever); whether it replaced one, whose record goes unless others use
-        it.
+        """Catalogue an image, for a time (0: for ever); return whether it replaced one.
+
+        The record of that one is deleted unless others use it.
 
         Raises `ConditionFailed`, `QuotaExceeded`.
         """
@@ -76,7 +77,7 @@ class ImageDesk:
         return replaced is not None
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Raises `ImageMissing`."""
+        """Delete an image. Raises `ImageMissing`."""
         check_image_id(image_id)
         with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
             entry = await self._catalogue.get(tenant, image_id)
@@ -101,13 +102,11 @@ class ImageDesk:
 
     @property
     def build(self) -> str:
-        """Of the decoders, as far as is known; "" for not."""
+        """Build of the decoders, as far as is known; "" for unknown."""
         return self._router.build
 
     def route(self, entry: ImageEntry, failed: Iterable[str] = ()) -> Route | None:
-        """Choose a decoder; None if there is none. `failed`: decoders that have just not
-        answered the one that asks.
-        """
+        """Choose a decoder; None if there is none. `failed`: decoders that have just not answered the one that asks."""
         self._router.failed(failed, self._clock.monotonic_s())
         return self._router.route(entry.record_name, self._decoders(), self._clock.monotonic_s())
 
@@ -119,14 +118,12 @@ class ImageDesk:
             await self._remove(entry.record_name)
 
     async def _remove(self, record_name: bytes) -> None:
-        """One that is being read at this moment stays among the unused, for later."""
+        """Delete unused records; one that is being read at this moment stays for later."""
         if await self._evict(record_keys(record_name)):
             await self._catalogue.removed(record_name)
 
     async def sweep(self) -> None:
-        """Remove images whose time is up, and records that were in use when their last image was deleted, and are not
-        any more.
-        """
+        """Remove expired images, and records that became unused after their last image was deleted."""
         for tenant, image_id in await self._catalogue.expired(self._clock.now_ms(), _SWEEP_MAX):
             entry = await self._catalogue.get(tenant, image_id)
             if entry is not None and entry.is_over(self._clock.now_ms()):

@@ -1,4 +1,4 @@
-"""What operators have set, as this orchestrator knows it."""
+"""Settings of operators, as this orchestrator knows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Policies:
         """The threshold Θ that was set for all storage nodes; 0 for their own settings."""
 
     async def refresh(self, epoch: str = "") -> None:
-        """Look again. `epoch`: of the index; a new one means that Redis has lost what was noted there."""
+        """Read again. `epoch`: of the index; a new one means that Redis has lost the noted namespaces."""
         async with self._looking:  # one that began before a change must not end behind it
             self._tenants, self.theta_bytes, namespaces = await asyncio.gather(
                 self._book.tenants(), self._book.theta(), self._book.all()
@@ -40,15 +40,15 @@ class Policies:
             self._stored_in.clear()
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        """What a namespace's tenant gets of the links."""
+        """Return the share of links of a namespace's tenant."""
         return self.of(namespace.tenant)
 
     def of(self, tenant: str) -> TenantPolicy:
-        """What was set for a tenant, by the digest of its salt."""
+        """Return the policy of a tenant, by the digest of its salt."""
         return self._tenants.get(tenant) or TenantPolicy(tenant)
 
     def check_fits(self, namespace: Namespace, chunks: int) -> None:
-        """Whether so many new chunks can be kept at all. What is over a quota with others makes room: the coldest go.
+        """Check that this number of new chunks can be kept at all. Over a shared quota the coldest chunks are evicted.
 
         Raises `QuotaExceeded`.
         """
@@ -68,9 +68,9 @@ class Policies:
     async def set_namespace(
         self, tag: bytes, *, ttl_s: int | None = None, quota_bytes: int | None = None
     ) -> NamespacePolicy:
-        """Bound a namespace; storage nodes, and other orchestrators, hear of it when they next look. None: as it is.
+        """Bound a namespace; storage nodes, and other orchestrators, see it at their next read. None: unchanged.
 
-        Returns what holds from now on.
+        Returns the policy that is now in force.
         """
         async with self._looking:
             previous = {policy.namespace: policy for policy in await self._book.all()}
@@ -80,7 +80,7 @@ class Policies:
             return policy
 
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
-        """All policies, and what limited tenants have stored."""
+        """Return all policies, and the bytes that limited tenants have stored."""
         tenants = await self._book.tenants()
         usage = await quotas.kept(name for name, policy in tenants.items() if policy.stored_bytes_max)
         states = [
@@ -102,8 +102,9 @@ class Policies:
         cap_bytes_per_s: int | None = None,
         stored_bytes_max: int | None = None,
     ) -> TenantPolicy:
-        """Limit a tenant, by the digest of its salt; gateways, storage nodes, and other orchestrators, hear of it when
-        they next look. None: as it is. Returns what holds from now on.
+        """Limit a tenant, by the digest of its salt; other services see it at their next read.
+
+        None: unchanged. Returns the policy that is now in force.
         """
         changes = {"weight": weight, "cap_bytes_per_s": cap_bytes_per_s, "stored_bytes_max": stored_bytes_max}
         async with self._looking:
@@ -114,7 +115,7 @@ class Policies:
             return policy
 
     async def set_theta(self, theta_bytes: int) -> None:
-        """Storage nodes hear of it with their next heartbeats."""
+        """Set Θ; storage nodes receive it with their next heartbeats."""
         async with self._looking:
             await self._book.set_theta(theta_bytes)
             self.theta_bytes = theta_bytes

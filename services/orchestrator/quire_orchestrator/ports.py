@@ -1,4 +1,4 @@
-"""What the orchestrator needs from outside."""
+"""Ports of the orchestrator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Index(Protocol):
 
 
 class Members(Protocol):
-    """Who is alive; see `quire_server.redis.Membership`."""
+    """Port to the members; see `quire_server.redis.Membership`."""
 
     async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> None: ...
     async def leave(self, node_id: str, incarnation: str) -> bool: ...
@@ -72,7 +72,7 @@ class Members(Protocol):
 
 
 class PolicyBook(Protocol):
-    """What operators set; see `quire_server.redis.Policies`."""
+    """Port to the settings of operators; see `quire_server.redis.Policies`."""
 
     async def set(self, policy: NamespacePolicy) -> None: ...
     async def all(self) -> list[NamespacePolicy]: ...
@@ -85,7 +85,7 @@ class PolicyBook(Protocol):
 
 
 class TenantQuotas(Protocol):
-    """What tenants keep beside chunks; see `quire_server.quotas.Quotas`."""
+    """Port to tenants' usage besides chunks; see `quire_server.quotas.Quotas`."""
 
     def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
         """Reserve room while bytes are written. Raises `QuotaExceeded`."""
@@ -117,7 +117,7 @@ class ChunkHolder(Protocol):
         """
 
     async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
-        """Have objects deleted, until then or not at all."""
+        """Claim objects for deletion before that time."""
 
     async def is_current(self, node: Node, epoch: str, changes: int) -> bool:
         """Whether a node reports to the index of this name, whose `changes` include all of its reports."""

@@ -1,4 +1,4 @@
-"""What storage nodes report to the index, and what they ask it about themselves."""
+"""Reports of storage nodes to the index, and their questions about themselves."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Reports:
     async def withdraw(
         self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, keepers: Sequence[str] = ()
     ) -> list[bool]:
-        """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
+        """Withdraw chunks that a node lost, or found corrupt: look-ups must stop promising them.
 
-        For each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`: only
-        where each of these nodes lives and is listed too.
+        Returns for each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`:
+        only where each of these nodes lives and is listed too.
         """
         if any(name not in self._cluster.live for name in keepers):
             return [False] * len(chunks)
@@ -81,7 +81,7 @@ class Reports:
         return out
 
     async def count_change(self, node_id: str) -> None:
-        """What a node has reported is done: it is answered next."""
+        """Count a report as done, just before its answer."""
         if node_id:
             await self._index.count_change(node_id)
 
@@ -101,7 +101,7 @@ class Reports:
         return bool(await self._index.rebuild())
 
     async def listing(self, node_id: str) -> Listing:
-        """What the index lists for a node, in two numbers."""
+        """Return the index's listing of a node, in two numbers."""
         return await self._index.listing(node_id)
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
@@ -109,7 +109,7 @@ class Reports:
         return await self._index.holdings(node_id, cursor)
 
     async def withdraw_held(self, node_id: str, holdings: Sequence[Held]) -> None:
-        """Of what `holdings` told a node does not have these."""
+        """Withdraw entries of `holdings` that the node does not have."""
         await self._index.unregister_held(node_id, holdings, self._clock.now_ms())
 
     async def damaged(self, node_id: str) -> None:
@@ -118,5 +118,5 @@ class Reports:
         await self._index.damaged()
 
     async def rebuilt(self, token: str) -> None:
-        """The index was told what lies in the object tier."""
+        """Note that the contents of the object tier were reported to the index."""
         await self._index.rebuilt(token)

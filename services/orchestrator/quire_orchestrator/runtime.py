@@ -33,7 +33,7 @@ class Orchestrator:
         clock: ClusterClock,
         events: EventLog | None = None,
     ) -> None:
-        """`events`: where it is said what comes and goes; None for nowhere."""
+        """`events`: receives the events of chunks; None for none."""
         self.announcements = announcements = Announcements(events, clock)
         self.policies = Policies(policies)
         self.cluster = cluster = Cluster(
@@ -50,7 +50,7 @@ class Orchestrator:
 
     @property
     def stats(self) -> dict[str, float]:
-        """For the dashboard."""
+        """Figures for the dashboard."""
         live = Counter(node.role.value for node in self.cluster.live.values())
         return {"leases": self.lookups.leases, **{f"nodes.{role.value}": live[role.value] for role in Role}}
 

@@ -296,7 +296,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
 
 def _given(request: Any, *names: str) -> dict[str, Any]:
-    """Those of a message's optional fields that are set."""
+    """Return the optional fields of a message that are set."""
     return {name: getattr(request, name) for name in names if request.HasField(name)}
 
 

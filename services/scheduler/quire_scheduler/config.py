@@ -56,7 +56,7 @@ class SchedulerConfig(MemberConfig):
 
     @property
     def above(self) -> dict[str, str]:
-        """By link the one above it, empty for a root. Raises `ConfigInvalid`."""
+        """Parent of each link, empty for a root. Raises `ConfigInvalid`."""
         return {name: above for name, (above, _) in self._links.items()}
 
     @property

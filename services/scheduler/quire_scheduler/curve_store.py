@@ -1,4 +1,4 @@
-"""What policies have learned outlives the leader: kept where the next one finds it."""
+"""Store for learned curves, so that they outlive the leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEEP_S: Final = 10.0
 
 
 class CurveStore:
-    """Who begins to lead takes over what is kept; who leads keeps what is new, each ten seconds and when it stops."""
+    """A new leader takes over the stored curves; a leader stores new ones, each ten seconds and when it stops."""
 
     def __init__(self, scheduler: Scheduler, leadership: Leadership, shelf: CurveShelf, clock: Clock) -> None:
         self._scheduler = scheduler
@@ -36,7 +36,7 @@ class CurveStore:
         self._task = asyncio.create_task(self._run(), context=background())
 
     async def close(self) -> None:
-        """Keep what is new; before it gives up the lease."""
+        """Store new curves, before it gives up the lease."""
         await tasks.end([self._task])
         with contextlib.suppress(QuireError):
             if self._leadership.leading and self._leadership.term == self._term:

@@ -2,7 +2,7 @@
 
 InvalidRequest (quire.model.errors)
 ├── DemandInvalid       a request whose bytes, window, layers or weight are not positive
-└── UnknownLink         a link that has no budget here
+└── UnknownLink         a link without a budget here
 Unavailable (quire.model.errors)
 └── NotLeader           another scheduler leads
 """
@@ -15,8 +15,8 @@ class DemandInvalid(InvalidRequest):
 
 
 class UnknownLink(InvalidRequest):
-    """A link that has no budget here."""
+    """A link without a budget here."""
 
 
 class NotLeader(Unavailable):
-    """Another scheduler leads."""
+    """A call that only the leader serves; another scheduler leads."""

@@ -1,4 +1,4 @@
-"""Which of several schedulers decides. One holds a lease and renews it; when it falls silent, another takes it."""
+"""Election of the deciding scheduler. One holds a lease and renews it; when it falls silent, another takes it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ configured ones.
 class Leadership:
     """`lease` is None for a scheduler that is alone: it leads.
 
-    One that was late, and finds that no other led meanwhile, leads on in the same term.
+    One that was late, and finds that no other led in between, leads on in the same term.
 
-    The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
-    A lease has its configured length, or more if this process has paused lately: else each pause would cost the lead.
+    The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends. A
+    lease has its configured length, or more if this process has paused lately: else each pause would cost the lead.
     """
 
     def __init__(self, name: str, lease: LeaderLease | None, ttl_ms: int, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class Leadership:
         return self._lease is None or self._clock.monotonic_s() < self._until_s
 
     def check(self) -> None:
-        """Raises `NotLeader`."""
+        """Check that it leads. Raises `NotLeader`."""
         if not self.leading:
             raise NotLeader(f"{self._leader or 'none'} leads, not {self._name}")
 

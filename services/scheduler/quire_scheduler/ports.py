@@ -1,4 +1,4 @@
-"""What the scheduler needs from outside: the clock, a lease that one of several can hold, and a place for curves."""
+"""Ports of the scheduler: the clock, a lease that one of several can hold, and a place for curves."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class LeaderLease(Protocol):
 
 
 class CurveShelf(Protocol):
-    """What policies have learned, by kind of link, for the next leader. Both raise `MetadataUnavailable`."""
+    """Store of learned curves, by kind of link, for the next leader. Both raise `MetadataUnavailable`."""
 
     async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:
-        """In place of what is kept."""
+        """Replace the stored curves."""
 
     async def found(self) -> dict[str, list[Learned]]:
-        """What is kept; nothing, if that is too old or of another release."""
+        """Return the stored curves; none, if they are too old or of another release."""
 
 
 __all__ = ["Clock", "CurveShelf", "LeaderLease"]

@@ -30,7 +30,7 @@ class Scheduler:
         """Observations so far."""
         self._budgets = set(config.budgets.values())
         self._margins = {link: config.margin_share * budget for link, budget in config.budgets.items()}
-        # Links of one budget are of one kind: what is learned on one counts for all.
+        # Links of one budget are of one kind: observations of one count for all.
         self._kinds = {budget: make_policy(config.policy, config.margin_share * budget) for budget in self._budgets}
         self._policies = {link: self._kinds[budget] for link, budget in config.budgets.items()}
         self._link_of: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Scheduler:
 
     @property
     def info(self) -> SchedulerInfo:
-        """What another delivery would get: for look-ups that weigh a fetch against a recompute."""
+        """Return the rate of another delivery: for look-ups that weigh a fetch against a recompute."""
         if not self._leadership.leading:
             return SchedulerInfo()
         self._advance()
@@ -87,13 +87,13 @@ class Scheduler:
             self._links[link].finish([delivery], self._clock.monotonic_s())
 
     def observe(self, link: str, observation: Observation) -> None:
-        """Learn what came of a rate."""
+        """Learn from the result of a rate."""
         if link in self._policies:
             self._policies[link].observe(observation)
             self.observed += 1
 
     def learned(self) -> dict[str, list[Learned]]:
-        """By kind of link what its policy has learned."""
+        """Return the learned curves, by kind of link."""
         curves = {str(budget): policy.curves.told() for budget, policy in self._kinds.items() if policy.curves}
         return {kind: curve for kind, curve in curves.items() if curve}
 
@@ -104,7 +104,10 @@ class Scheduler:
                 policy.curves.take_over(learned.get(str(budget), ()))
 
     def _check(self) -> None:
-        """Raises `NotLeader`. What a leader before knew is out of date: deliveries are admitted again."""
+        """Renew grants.
+
+        The knowledge of an earlier leader is out of date: deliveries are admitted again. Raises `NotLeader`.
+        """
         self._leadership.check()
         if self._leadership.term != self._term:
             self._term = self._leadership.term
@@ -118,7 +121,7 @@ class Scheduler:
             link.advance(self._clock.monotonic_s())
 
     def _clear(self) -> None:
-        """A link that another leader may have shared out is quiet for an epoch: nodes say first what they have."""
+        """A link that another leader may have shared out is quiet for an epoch: nodes report their rates first."""
         config = self._config
         self._link_of = {}
         self._links = {}

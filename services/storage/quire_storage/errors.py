@@ -43,7 +43,7 @@ class DriveFailed(Unavailable):
         self.drives = drives
 
     def joined(self, failures: Sequence[DriveFailed]) -> DriveFailed:
-        """One error for all their drives."""
+        """Return an error for all their drives."""
         return DriveFailed(self.message, self.drives.union(*(failure.drives for failure in failures)))
 
 

@@ -48,7 +48,7 @@ _CLEANED_UP_S = 10.0
 class StorageNode:
     """`me` describes this node to others; called only after `start`. `checked`: see `Tiers`.
 
-    `deliveries` and `requests` take what is asked of it, once it has started.
+    `deliveries` and `requests` serve its requests, once it has started.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StorageNode:
         self._write_behind: WriteBehind | None = None
 
     async def start(self) -> None:
-        """Recover what the drives hold, open the data plane; the index hears of it with the first heartbeat.
+        """Recover the chunks of the drives, open the data plane; the first heartbeat reports to the index.
 
         Raises `ForeignPool`, `DriveUnusable`, `ConfigInvalid`.
         """
@@ -178,7 +178,7 @@ class StorageNode:
         self._start_background()
 
     def _start_background(self) -> None:
-        """What runs in the background."""
+        """Start the background tasks."""
         config, tiers, clock = self._config, self._tiers, self._clock
         self._reconciler = Reconciler(
             tiers=tiers, registry=self._registry, clock=clock, threads=self._threads, spawn=self._spawn
@@ -196,7 +196,7 @@ class StorageNode:
             self._spawn(self._replicator.keep_replicated())
 
     def _build_copies(self) -> None:
-        """What has chunks copied from node to node."""
+        """Create the parts that copy chunks from node to node."""
         config, tiers = self._config, self._tiers
         self._replicator = Replicator(
             config=config,
@@ -219,7 +219,7 @@ class StorageNode:
         )
 
     async def close(self) -> None:
-        """Let transfers finish for the configured time, then cut them; write what is in memory only."""
+        """Let transfers finish for the configured time, then cut them; write chunks that are in memory only."""
         deadline_s = self._clock.monotonic_s() + self._config.stop_grace_s
         while len(self.deliveries.running) + self.requests.ingests and self._clock.monotonic_s() < deadline_s:
             await self._clock.sleep(0.02)
@@ -250,7 +250,7 @@ class StorageNode:
 
     @property
     def info(self) -> StorageInfo:
-        """What others decide by."""
+        """The facts that others decide by."""
         return StorageInfo(
             worker_address=self._transport.address,
             capacity_bytes=self.capacity_bytes,
@@ -295,16 +295,16 @@ class StorageNode:
 
     @property
     def replicas(self) -> str:
-        """Among which nodes all replicas were last found; empty where there are no drives, and so no replicas."""
+        """The nodes among which all replicas were last found; empty without drives, which means no replicas."""
         return self._replicator.checked_among if self._pool is not None else ""
 
     @property
     def compared(self) -> bool:
-        """Whether the index lists what this node holds."""
+        """Whether the index lists this node's chunks."""
         return self._reconciler.compared
 
     def on_news(self, news: ClusterNews) -> None:
-        """What a heartbeat's answer says of the cluster."""
+        """Take the cluster's part of a heartbeat's answer."""
         self._theta_bytes = news.theta_bytes or self._config.theta_bytes
         self._reconciler.on_news(news)
 

@@ -1,4 +1,4 @@
-"""What a storage node needs from outside, beside the data plane (`quire.transport`)."""
+"""Ports of a storage node to the outside, except for the data plane (`quire.transport`)."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ COPY_S_MAX: Final = 60.0
 class ClusterIndex(Protocol):
     """The orchestrator, as the place where replicas are registered.
 
-    Every index entry has a generation, drawn anew when it comes into being: what was decided on one entry does not
-    concern the next one of the same key.
+    Every index entry has a generation, drawn anew when it comes into being: a decision on one entry does not concern
+    the next one of the same key.
     """
 
     async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
         """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet).
 
-        `reporter`: this node, here and below; the index counts what it was told by each. `fresh`: the generation of
+        `reporter`: this node, here and below; the index counts the reports of each. `fresh`: the generation of
         entries that are new, random and never used before; 0 has one drawn.
         """
 
@@ -63,8 +63,9 @@ class ClusterIndex(Protocol):
         """List the object tier in these very entries."""
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        """Announce objects that are about to be written: they are deleted some time after their keys' entries have
-        ended. False for a key whose objects are being deleted at this moment.
+        """Announce objects that are about to be written; False for a key whose objects are being deleted.
+
+        They are deleted some time after their keys' entries have ended.
         """
 
     async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
@@ -100,26 +101,28 @@ class ClusterIndex(Protocol):
         """These are carried out."""
 
     async def listing(self, node_id: str) -> Listing:
-        """What is listed for a node, in two numbers."""
+        """Return the listing of a node, in two numbers."""
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
-        """A page of what is listed for a node, and the next cursor, 0 at the end. A chunk that is listed all the while
-        is in one page at least."""
+        """Return a page of a node's listing, and the next cursor, 0 at the end.
+
+        A chunk that is listed all the while is in one page at least.
+        """
 
     async def withdraw_held(self, node_id: str, holdings: Sequence[Held]) -> None:
-        """Deregister what `holdings` told of, and the node does not have. Counts as a change that it reported."""
+        """Deregister entries of `holdings` that the node does not have. Counts as a change that it reported."""
 
     async def damaged(self, node_id: str) -> None:
         """A node found that the index has lost entries: the object tier must be looked at too."""
 
     async def rebuilt(self, token: str) -> None:
-        """The index was told of everything in the object tier."""
+        """Note that everything in the object tier was reported to the index."""
 
     async def policies(self) -> PolicyList:
-        """What was set for namespaces and tenants, and how many storage nodes share the quotas."""
+        """Return the policies of namespaces and tenants, and how many storage nodes share the quotas."""
 
     async def release(self, lease: bytes) -> None:
-        """Give the lease of a client back that is gone."""
+        """Give back the lease of a client that disconnected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +144,8 @@ class AdmissionRequest:
 class Grant:
     """A rate in bytes per second, for `left_s`; 0: wait, and renew.
 
-    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together. `short`: it is less
-    than the delivery's part of the link; what others free raises it.
+    `credit_bytes_per_s`: shared rate of this node's deliveries without a rate. `short`: it is less than the delivery's
+    part of the link; rates that others free raise it.
     """
 
     delivery: str
@@ -170,7 +173,7 @@ class Peers(Protocol):
         """The live ones, this one among them."""
 
     async def described(self) -> list[Node]:
-        """The live ones with their stats, by the orchestrator; for what is asked seldom."""
+        """Return the live ones with their stats, from the orchestrator; for rare calls."""
 
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         """Headers, as the pool's format has them, of those chunks that the node has."""
@@ -195,7 +198,7 @@ class BlockIO(Protocol):
     def name(self) -> str: ...
     @property
     def description(self) -> str:
-        """For people: which implementation, with what."""
+        """Description of the implementation, for people."""
 
     def init_queue(self, files: Sequence[int], memories: Sequence[Bytes]) -> None:
         """Contexts name `files` by index. Raises `BlockIOUnavailable`."""
@@ -207,7 +210,7 @@ class BlockIO(Protocol):
         """Start all its contexts; their memory must stay until it is complete."""
 
     def wait_cqe(self) -> list[Iocb]:
-        """Those that have completed since the last call, with their results."""
+        """Return the batches that have completed since the last call, with their results."""
 
     def close(self) -> None:
         """Nothing may be in flight."""
@@ -227,7 +230,7 @@ class Spawn(Protocol):
 
 
 class Drives(Protocol):
-    """Files on the drives, apart from what is read and written in batches. Blocks; used at start only."""
+    """Files on the drives, apart from reads and writes in batches. Blocks; used at start only."""
 
     direct: bool
 
@@ -238,8 +241,9 @@ class Drives(Protocol):
         """A preallocated file, zero after `head`, that exists whole or not at all. Raises `DriveUnusable`."""
 
     def grow(self, file: int, size: int, page: bytes, at: int) -> None:
-        """Preallocate a file up to `size`, zero at its new end; then write a page. If it fails before that, the file
-        is as it was, and longer. Raises `DriveUnusable`.
+        """Preallocate a file up to `size`, zero at its new end; then write a page.
+
+        If it fails before that, the file is unchanged, but longer. Raises `DriveUnusable`.
         """
 
     def head(self, file: int, length: int) -> bytes: ...
@@ -259,7 +263,7 @@ class ObjectTier(Protocol):
     def description(self) -> str: ...
     async def put(self, name: ObjectName, data: bytes) -> None: ...
     async def get(self, name: ObjectName) -> bytes | None:
-        """None if there is no such object."""
+        """Read an object; None if there is none."""
 
     async def delete(self, names: Sequence[ObjectName]) -> None:
         """Delete objects; it is no error if one does not exist."""

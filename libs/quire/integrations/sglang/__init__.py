@@ -12,7 +12,7 @@ __all__ = ["QuireHiCache", "QuireLinker"]
 
 
 def __getattr__(name: str) -> Any:
-    """Each when it is asked for: an SGLang may have one of the two interfaces alone."""
+    """Import each class on first use: an SGLang may have one of the two interfaces alone."""
     if name == "QuireHiCache":
         from quire.integrations.sglang.hicache import QuireHiCache
 

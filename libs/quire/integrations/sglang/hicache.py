@@ -49,9 +49,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiCacheSettings:
-    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+    """Settings of `QuireHiCache`; an invalid value raises `ConfigInvalid`, naming the setting.
 
-    `gateway`: host:port. `durability`: of what is stored. `weights`: names the weights; empty for the digest of those
+    `gateway`: host:port. `durability`: of stored pages. `weights`: names the weights; empty for the digest of those
     in the model's folder. `zero_copy`: loads go straight into the host pool; then HiCache's thread waits for a storage
     node that falls silent, for as long as it may still write. Without it they are staged, and end after `timeout_s`.
     `staging_bytes`: registered memory for stores and staged loads. `tenant_salt`: hexadecimal.
@@ -75,7 +75,7 @@ class HiCacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Where SGLang's host pool keeps them: slice l of a page at `offset + l * stride` of its memory."""
+    """Places of pages in SGLang's host pool: slice l of a page at `offset + l * stride` of its memory."""
 
     address: int
     length: int
@@ -84,7 +84,7 @@ class _Pages:
 
     @classmethod
     def of(cls, pool: Any) -> _Pages:
-        """Raises `ConfigInvalid` for a layout in which the parts of a page are not evenly spaced."""
+        """Take the places from a pool. Raises `ConfigInvalid` if the parts of a page are not evenly spaced."""
         first = pool.get_page_buffer_meta(_tokens(0, pool.page_size))
         last = pool.get_page_buffer_meta(_tokens(pool.page_num - 1, pool.page_size))
         at, sizes = sorted(first[0]), set(first[1])
@@ -99,7 +99,7 @@ class _Pages:
         return cls(at[0], max(last[0]) + first[1][0] - at[0], layout, strides.pop() if strides else 0)
 
     def offsets(self, pool: Any, indices: Any) -> npt.NDArray[np.int64]:
-        """Of pages, by the indices of their tokens."""
+        """Return the offsets of pages, by the indices of their tokens."""
         pointers = np.asarray(pool.get_page_buffer_meta(indices)[0], dtype=np.int64)
         starts: npt.NDArray[np.int64] = pointers.reshape(-1, self.layout.num_layers).min(axis=1)
         return starts - self.address
@@ -115,7 +115,7 @@ class _Pages:
 
 
 class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
-    """One rank's. Raises `ConfigInvalid` at start for settings and pools that it does not serve."""
+    """Storage of one rank. Raises `ConfigInvalid` at start for settings and pools that it does not serve."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         extra = dict(storage_config.extra_config or {})
@@ -165,7 +165,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Which of them are in the host pool now, from the first on."""
+        """Return which of the pages are in the host pool now, from the first on."""
         arrived = 0
         try:
             chain, first = self._chain(keys, extra_info)
@@ -196,7 +196,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         return [at < stored for at in range(len(keys))]
 
     def exists(self, key: str) -> bool:
-        """Of a page that begins a prefix."""
+        """Return the parent of a page that begins a prefix."""
         return self.batch_exists([key], HiCacheStorageExtraInfo(prefix_keys=[])) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
@@ -254,7 +254,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         """
         parents = extra_info.prefix_keys if extra_info is not None else None
         if parents is None:
-            raise ConfigInvalid("is not set: pages cannot be told from the start of their prefix on", field=_PREFIXES)
+            raise ConfigInvalid("is not set: pages cannot be named from the start of their prefix", field=_PREFIXES)
         chain = [*parents, *keys][:KEYS_MAX]
         packed = b"".join(bytes.fromhex(page) for page in chain)
         if len(packed) != KEY_BYTES * len(chain):
@@ -298,7 +298,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         stride: int = 0,
         offsets: npt.NDArray[np.int64] | None = None,
     ) -> int:
-        """How many arrived, from `first` on, once no node writes any more."""
+        """Return how many arrived, from `first` on, once every node has stopped writing."""
         mask = await retrieve_into(
             self._client.asynchronous,
             self._space,

@@ -4,11 +4,11 @@
     --unified-cache-external-linker-config '{"linker": "QuireLinker", "linker_module_path": "quire.integrations.sglang",
         "linker_extra_config": {"gateway": "HOST:PORT"}}'
 
-A page is a chunk that stands for itself: SGLang asks for the tail of a prefix, and does not say what is before it. What
-arrives comes to staging memory, and from there, layer by layer, to the pool: no node writes to SGLang's own memory. A
-load is asked for when SGLang queues it: one that cannot be had then is computed. SGLang ends a request whose load fails
-later. On a CPU loads have the compute window of a layer as the last loads measured it; on a GPU, which computes behind
-the launches of its kernels, they have none.
+A page is a chunk that stands for itself: SGLang requests the tail of a prefix without naming the part before it. Pages
+arrive in staging memory, and from there, layer by layer, to the pool: no node writes to SGLang's own memory. A load
+starts when SGLang queues it: pages that are missing then are computed. SGLang ends a request whose load fails later. On
+a CPU loads have the compute window of a layer as the last loads measured it; on a GPU, which computes behind the
+launches of its kernels, they have none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkerSettings:
-    """As `HiCacheSettings`; `staging_bytes`: registered memory for what is loaded and stored."""
+    """Settings as of `HiCacheSettings`; `staging_bytes`: registered memory for loads and stores."""
 
     gateway: str = ""
     durability: str = "memory"
@@ -68,7 +68,7 @@ class LinkerSettings:
 
 @dataclass(slots=True)
 class _Load:
-    """One request's pages on their way to `memory`; `slots`: tokens of the device pool."""
+    """Pages of a request on their way to `memory`; `slots`: tokens of the device pool."""
 
     memory: Buffer
     delivery: Delivery
@@ -113,7 +113,7 @@ class _Counter(LayerWiseLoadCounter):  # type: ignore[misc]
 
 
 class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
-    """One rank's. Raises `ConfigInvalid` at start for settings and pools that it does not serve."""
+    """Linker of one rank. Raises `ConfigInvalid` at start for settings and pools that it does not serve."""
 
     def __init__(
         self,
@@ -163,7 +163,10 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return [at + 1 for at, position in enumerate(match.there[:limit]) if at == position]
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
-        """False where it cannot be had: then it is computed. Ranks decide alike, so one of several never says so."""
+        """Return whether it is loaded; else it is computed.
+
+        Ranks have to decide alike, so one of several ranks always returns True.
+        """
         transfer, load = _kv_of(transfers), None
         try:
             load = self._run(self._begin(self._keys(transfer), _slots_of(transfer)))
@@ -214,7 +217,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return True
 
     def num_completed_offloads(self) -> int:
-        """From the oldest on: SGLang takes them in order."""
+        """Count finished ones from the oldest on: SGLang takes them in order."""
         with self._lock:
             return next((at for at, offload in enumerate(self._offloads) if not offload.done()), len(self._offloads))
 
@@ -304,7 +307,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return None
 
     async def _follow(self, index: int, loads: Sequence[_Load]) -> None:
-        """Each layer to the pool as soon as it is there for all requests of the batch."""
+        """Copy each layer to the pool as soon as it has arrived for all requests of the batch."""
         counter = self.layer_done_counter
         try:
             if any(load.pages == 0 for load in loads):
@@ -325,13 +328,13 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self._pool.give_back_when_idle(load.memory)
 
     def _drop(self, load: _Load) -> None:
-        """It is given up: its memory comes back when no node can write there any more."""
+        """Give the load up: its memory comes back when no node can write there."""
         if load.pages:
             load.delivery.abandon()
             self._pool.give_back_when_idle(load.memory)
 
     def _put(self, load: _Load, layer: int) -> None:
-        """From staging memory to the pool: K of a page, then its V."""
+        """Copy from staging memory to the pool: K of a page, then its V."""
         for half, buffer in enumerate((self._kv.k_buffer[layer], self._kv.v_buffer[layer])):
             staged = self._staged(load.memory, load.pages, layer, buffer)
             buffer[load.slots.to(buffer.device)] = staged[:, half].reshape(-1, *buffer.shape[1:]).to(buffer.device)

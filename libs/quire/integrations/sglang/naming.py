@@ -25,14 +25,16 @@ def namespace_of(
     shard: tuple[int, int],
     flag: str,
 ) -> Namespace:
-    """`weights`: as set, empty for the digest of those in the model's folder; `facts`: what else makes pages differ;
-    `shard`: rank, of how many.
+    """Return the namespace of pages.
 
-    Raises `ConfigInvalid` where the weights cannot be told apart.
+    `weights`: as set, empty for the digest of those in the model's folder; `facts`: everything else that makes pages
+    differ; `shard`: rank, of how many.
+
+    Raises `ConfigInvalid` if the weights cannot be named.
     """
     weights = weights or (weights_digest(Path(model)) if Path(model).is_dir() else "")
     if not weights:
-        raise ConfigInvalid(f"{model} is no folder whose weights could be told apart; name them", field=flag)
+        raise ConfigInvalid(f"{model} is no folder with weights to take a digest of; set `weights`", field=flag)
     all_of_it = {"sglang": ".".join(version("sglang").split(".")[:2]), **facts}
     form = hashlib.sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:32]
     rank, ranks = shard

@@ -45,12 +45,13 @@ class KvBlocks:
 
     @property
     def num_layers(self) -> int:
+        """Number of layers."""
         return len(self._tensors)
 
     def whole(self) -> tuple[torch.Tensor, int, Offsets] | None:
-        """All of it as one range of bytes, if it is: (bytes, from a layer to the next, of each block in layer 0).
+        """Return all of it as one range of bytes: (bytes, from a layer to the next, of each block in layer 0).
 
-        None where layers lie in several allocations, or at uneven distances: these are staged.
+        None if layers are in several allocations, or at uneven distances: these are staged.
         """
         bases = [tensor.data_ptr() for tensor in self._tensors]
         storage = self._tensors[0].untyped_storage()

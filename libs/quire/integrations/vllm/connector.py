@@ -55,7 +55,7 @@ from quire.telemetry import logger
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What goes to the workers with each step."""
+    """Metadata for the workers of a step."""
 
     plan: StepPlan
 
@@ -75,7 +75,7 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What workers tell the scheduler after a step.
+    """Report of workers to the scheduler after a step.
 
     `loaded`: blocks and seconds of each load that arrived; `settled`: loads that are over.
     """
@@ -237,7 +237,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """What is stored was copied by then: vLLM may have its blocks back at once."""
+        """Return at once: stored blocks were copied by then, and vLLM may have them back."""
         assert self._matching is not None, "the scheduler's"
         self._matching.finished(request.request_id)
         return False, None

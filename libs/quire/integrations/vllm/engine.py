@@ -1,4 +1,4 @@
-"""What vLLM is configured to be: whether the connector serves it, and what follows from that."""
+"""The configuration of vLLM: whether the connector serves it, and the consequences."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _kind_of(spec: Any) -> Kind | None:
 
 
 def check(config: Any, settings: Settings, transfer: Any) -> None:
-    """Raises `ConfigInvalid`, naming vLLM's flag and what to give it."""
+    """Check the configuration. Raises `ConfigInvalid`, naming vLLM's flag and the value that it needs."""
     if transfer.kv_load_failure_policy != "recompute" and not settings.allow_failing:
         raise ConfigInvalid(
             f"is {transfer.kv_load_failure_policy!r}: a request whose blocks did not arrive would fail. Set "
@@ -117,10 +117,10 @@ def check_contents(config: Any) -> None:
 
 
 def asynchronous(config: Any, settings: Settings, groups: Sequence[Group]) -> bool:
-    """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
+    """Refuse, by `ConfigInvalid`, layerwise loads where vLLM would keep a token that was computed behind a failed one.
 
     Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
-    the failure is heard of, as it is with pipelines; with speculative decoding it is told a step too late.
+    the failure is reported, likewise with pipelines; with speculative decoding the report comes a step too late.
     """
     pipeline = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", 1)
     unfit = {
@@ -149,7 +149,7 @@ def resumes_behind_failures(groups: Sequence[Group]) -> bool:
 
 
 def staging_bytes(settings: Settings, config: Any, groups: Sequence[Group]) -> int:
-    """As set, or twice what a step can compute, so that one is stored while the next one computes, or a request has."""
+    """Return the bytes as set, or twice those of a step or a request: one is stored while the next computes."""
     if settings.staging_bytes:
         return settings.staging_bytes
     limits = config.scheduler_config
@@ -193,7 +193,7 @@ def _cached_commit(model: Any) -> str | None:
 
 
 def engine_of(config: Any) -> dict[str, Any]:
-    """What besides the workers' formats makes blocks differ, or the same tokens hash differently."""
+    """Return the facts, besides the workers' formats, that make blocks differ, or the same tokens hash differently."""
     model, cache = config.model_config, config.cache_config
     described = model.hf_config.to_dict()
     return {

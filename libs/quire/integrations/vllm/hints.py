@@ -19,7 +19,7 @@ _AGAIN_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def retain_s(request: Any) -> float:
-    """For how long the request's prompt is to be retained, seconds; 0 for not at all, and for what is no time."""
+    """Return for how many seconds the request's prompt is to be retained; 0 for none or an invalid time."""
     seconds = (getattr(request, "kv_transfer_params", None) or {}).get(RETAIN, 0)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         logger().warning("a hint is not understood", name=RETAIN, value=repr(seconds), request=request.request_id)
@@ -33,7 +33,7 @@ def priority_of(request: Any) -> int:
 
 
 async def retain(client: QuireClient, prefixes: Sequence[tuple[Namespace, ChunkKeys]], seconds: float) -> None:
-    """Retain the prefix of each shard, once all of it is stored, or what is stored of it in the end."""
+    """Retain the prefix of each shard, once all of it is stored, or the part that is stored in the end."""
     try:
         for namespace, keys in prefixes:
             for wait_s in _AGAIN_S:

@@ -26,7 +26,7 @@ LATE_S_MIN: Final = 0.02
 
 
 class LinkTime:
-    """A clock that runs slower the more loads there are: what passes of it in a load is what that takes by itself."""
+    """A clock that runs slower the more loads there are: it shows the time that a load would take alone."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._clock = now_s
@@ -59,7 +59,7 @@ class LinkTime:
 
 
 class LoadCost:
-    """Of one engine. Sizes of loads are in blocks."""
+    """Costs of one engine. Sizes of loads are in blocks."""
 
     def __init__(self) -> None:
         self._computing, self._loading = Cost(), Cost()
@@ -67,7 +67,7 @@ class LoadCost:
         self._tried_s, self._tries = -_TRIED_EVERY_S, 0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step without loads took so long."""
+        """Note the time of a step without loads."""
         if tokens >= _PREFILL_TOKENS_MIN:
             self._computing.add(tokens, seconds)
         elif tokens:
@@ -80,22 +80,22 @@ class LoadCost:
         return float(np.median(self._short)) if tokens and self._short else 0.0
 
     def loaded(self, blocks: int, seconds: float) -> None:
-        """A load took so long, or would have."""
+        """Note the time that a load took, or would have taken."""
         self._loading.add(blocks, seconds)
 
     def compute_s(self, tokens: int) -> float:
-        """What these tokens cost to compute; 0 while that is not known."""
+        """Return the time to compute these tokens; 0 while it is unknown."""
         return self._computing.seconds(tokens) or 0.0
 
     def load(self, blocks: int, tokens: int) -> bool:
-        """Whether to load so many blocks, whose tokens would be computed otherwise."""
+        """Return whether to load that number of blocks, whose tokens would be computed otherwise."""
         computing, loading = self._computing.seconds(tokens), self._loading.seconds(blocks)
         return computing is None or loading is None or loading <= computing
 
     def tried(self, blocks: int, now_s: float) -> int:
-        """How many of these, which are computed, to have delivered all the same, to see; mostly 0.
+        """Return how many of these blocks, which are computed, to load all the same, as a measurement; mostly 0.
 
-        More and fewer in turns: what is known of one size says nothing of an overhead.
+        The number varies: one size does not show the overhead.
         """
         if now_s - self._tried_s < _TRIED_EVERY_S:
             return 0
@@ -106,9 +106,9 @@ class LoadCost:
 
 
 def late(elapsed_s: float, first_s: float, arrived: int, layers: int, worth_s: float) -> bool:
-    """Whether what is missing of a load comes later than computing it all, which takes `worth_s`; 0: not known.
+    """Return whether the rest of a load comes later than computing it all, which takes `worth_s`; 0: unknown.
 
-    `first_s`: when the first layer was there. What comes before it says nothing of how fast layers follow each other.
+    `first_s`: when the first layer was there. The time before it does not show how fast layers follow each other.
     """
     if not worth_s or elapsed_s < LATE_S_MIN or arrived >= layers:
         return False

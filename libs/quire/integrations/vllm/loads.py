@@ -1,7 +1,7 @@
 """The worker's half of loads: chunks from storage nodes into vLLM's blocks, straight or by way of staging memory.
 
-A load ends when no storage node writes for it any more: until then vLLM keeps its blocks. One by way of staging memory
-that is given up ends at once: its memory is in quarantine until no node writes there any more.
+A load ends when every storage node has stopped writing for it: vLLM keeps its blocks for as long. A staged load that is
+given up ends at once: its memory is in quarantine until every node has stopped writing there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _SPARE: Final = 0.5
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One request's. `arrived`: layers that are complete; `ended`: no node writes any more; `missing`: block ids.
+    """Load of one request.
 
-    `copying`: it goes from staging memory to vLLM's blocks; `quarantined`: given up while a node may write to its
+    `arrived`: layers that are complete; `ended`: every node has stopped writing; `missing`: block ids.
+
+    `copying`: it is copied from staging memory to vLLM's blocks; `quarantined`: given up while a node may write to its
     staging memory; `wanted_ns`: when vLLM waited for each layer.
     """
 
@@ -66,7 +68,7 @@ class Load:
 
     @property
     def alone_s(self) -> float:
-        """For how long it has run, as if it had the link for itself."""
+        """Return for how long it has run, as if it had the link alone."""
         return self.link.now_s() - self._began
 
     def layer(self, layer: int, timeout_s: float) -> bool:
@@ -82,7 +84,7 @@ class Load:
 
     @property
     def late(self) -> bool:
-        """Whether computing its blocks is quicker than what is still missing."""
+        """Return whether computing its blocks is quicker than the rest of the load."""
         return late(
             self.alone_s,
             self.first_s,
@@ -151,7 +153,7 @@ class Loads:
         self._news = threading.Event()
 
     def start(self, plan: LoadPlan) -> None:
-        """Have it delivered. What has no room to land in counts as missing."""
+        """Start the delivery. Blocks without room in staging memory count as missing."""
         staging = None
         if self._direct is None and plan.blocks:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
@@ -213,7 +215,7 @@ class Loads:
         return settled
 
     def _settle(self, load: Load) -> None:
-        """Of one that vLLM waits for."""
+        """End a load that vLLM waits for."""
         while not load.end(_STAGED_QUIET_S if load.staging is not None and load.failed else self._timeout_s):
             if load.quarantine():  # no node writes to vLLM's blocks; the staging memory waits
                 self._report(load, set(load.plan.blocks))
@@ -226,7 +228,7 @@ class Loads:
         self._conclude(load)
 
     def _conclude(self, load: Load) -> None:
-        """Of one that has ended: copy what is not yet in its blocks, and report the rest."""
+        """Finish a load that has ended: copy the layers that are not yet in its blocks, and report the rest."""
         if len(load.missing) < len(load.plan.blocks):
             self._copy(load, self._blocks.num_layers)
         if load.staging is not None:
@@ -262,13 +264,13 @@ class Loads:
     # ---- beside the steps
 
     def abandon(self, request_id: str) -> None:
-        """Its request is over. It is reported as received once it has ended."""
+        """Note that the request is over. The load is reported as received once it has ended."""
         load = self._asynchronous.get(request_id)
         if load is not None:
             self._give_up(load)
 
     def pause(self) -> None:
-        """Of a step in which nothing is computed: give the processor to what is waited for, and Python's lock."""
+        """Give the processor, and Python's lock, to awaited loads, in a step in which nothing is computed."""
         self._news.wait(_PAUSE_S)
         self._news.clear()
 
@@ -434,7 +436,7 @@ async def _quiet(delivery: Delivery) -> None:
 
 
 def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:
-    """Of a delivery that lost chunks, by what each node says of its ranges."""
+    """Return the missing chunks of a delivery, by each node's report of its ranges."""
     arrived: set[int] = set()
     for outcome in outcomes:
         marks = iter(outcome.delivered)

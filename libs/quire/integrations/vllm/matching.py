@@ -1,6 +1,6 @@
-"""The scheduler's half: what of a request Quire has, and what of a step is to be stored.
+"""The scheduler's half: the part of a request that Quire has, and the part of a step that is to be stored.
 
-Nothing here waits. A look-up begins when vLLM hears of a request; until it is answered the scheduler is told to ask
+Nothing here waits. A look-up begins when vLLM receives a request; before its answer the scheduler is asked to call
 again. A look-up that fails, or takes too long, is a miss, and Quire is left alone for a moment then: a cache that is
 away costs no request more than `lookup_timeout_s`.
 """
@@ -79,8 +79,8 @@ class Matching:
         self._now_s = now_s
         self._requests: dict[str, State] = {}
         self._plan = StepPlan()
-        # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
-        # may have to go.
+        # Blocks of layerwise loads that no worker has reported yet: what any request computes behind them
+        # may have to be dropped.
         self._unsettled: dict[str, set[int]] = {}
         self._events = events
         self._worth = LoadCost()
@@ -181,7 +181,7 @@ class Matching:
             part.match = None  # the lease is the try's
 
     def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
-        """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""
+        """VLLM has blocks for the request, and wants `tokens` of the promised ones, or nothing."""
         state = self._requests.get(request.request_id)
         if state is None or not state.is_leased:
             return
@@ -242,7 +242,10 @@ class Matching:
                 part.states.clear()
 
     def unstored(self, stores: Sequence[Unstored]) -> None:
-        """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
+        """Take the chunks that workers did not store.
+
+        Those without room are tried again; failed ones are not, nor those behind them.
+        """
         for store in stores:
             if self._events is not None:
                 self._events.unstored(store)
@@ -284,7 +287,7 @@ class Matching:
         return plan
 
     def finished(self, request_id: str) -> None:
-        """vLLM is done with it, well or not."""
+        """VLLM is done with it, well or not."""
         state = self._requests.pop(request_id, None)
         self._plan.abandoned.append(request_id)
         if state is not None:
@@ -294,7 +297,7 @@ class Matching:
                 self._reuse.note(state.request.block_hashes)
 
     def _retain(self, state: State) -> None:
-        """Its prompt's whole blocks, if that was asked for."""
+        """Retain the prompt's whole blocks, if the request has the hint."""
         request, seconds = state.request, retain_s(state.request)
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
         for group in self._blocks.groups if seconds else ():
@@ -315,7 +318,7 @@ class Matching:
             self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
 
     def reset(self) -> None:
-        """From now on nothing that was stored before is found: the weights may have changed."""
+        """Ignore everything that was stored before: the weights may have changed."""
         since = uuid.uuid4().hex[:16]
         self._blocks.namespaces = tuple(
             tuple(

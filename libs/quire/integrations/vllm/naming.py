@@ -29,7 +29,7 @@ class BlockFormat:
 
     `group`: the kind of its attention and its layers' names: one hash of vLLM's names blocks of every group. `kernel`:
     attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's tensor within a
-    block, in elements, so that layouts of the same size are told apart; `slab_bytes`: of one block of one layer.
+    block, in elements, so that layouts of the same size differ; `slab_bytes`: of one block of one layer.
     `is_state`: it has no K and V, but the state of layers without attention.
     """
 
@@ -79,7 +79,7 @@ def namespace_of(
     shard: int,
     shards: int,
 ) -> Namespace:
-    """`engine`: what else makes blocks differ: versions, quantization, hash algorithm, ...; all of it goes in.
+    """`engine`: what else makes blocks differ: versions, quantization, hash algorithm, ...; all of them are hashed.
 
     Raises `ConfigInvalid` for blocks that cannot be kept.
     """

@@ -24,7 +24,7 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         check_contents(vllm_config)
         if vllm_config.lora_config is not None:
             raise ConfigInvalid(
-                "a tier is told adapters' names only, not their weights; QuireConnector serves adapters",
+                "a tier receives adapters' names only, not their weights; QuireConnector serves adapters",
                 field="enable_lora",
             )
         if role == KVConnectorRole.SCHEDULER:

@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the workers to do in a step. All of it can be pickled."""
+"""Instructions of the scheduler's half for the workers, for one step. All of it can be pickled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryPlan:
-    """So many chunks from `first` on, to be delivered for nothing but the time that it takes."""
+    """A number of chunks from `first` on, to be delivered only to measure the time."""
 
     group: int
     found: tuple[Lookup, ...]
@@ -88,7 +88,7 @@ class Settled:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step's. `abandoned`: requests that are over; `idle`: there is nothing to compute."""
+    """Plan of one step. `abandoned`: requests that are over; `idle`: there is nothing to compute."""
 
     loads: list[LoadPlan] = field(default_factory=list)
     tries: list[TryPlan] = field(default_factory=list)

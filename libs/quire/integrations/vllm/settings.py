@@ -1,4 +1,4 @@
-"""What a user may set, in `kv_connector_extra_config`."""
+"""User settings, in `kv_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ _FLAG: Final = "kv_connector_extra_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+    """Settings of the connector; an invalid value raises `ConfigInvalid`, naming the setting.
 
     `gateway`: host:port. `load`: "layerwise" computes the first layers while later ones arrive, "async" lets other
     requests compute while all arrive; "auto" is async: with it vLLM uses no block before all of it is there.
-    `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which lets
-    a load be given up at once while a silent node may still write: one that goes straight there waits for it.
-    `durability`: of what is stored. `store`: "all" that
-    this engine computes, what is "reused": blocks that it sees a second time, or "never". `store_output`: also what it
-    generates. `staging_bytes`: registered memory for stores and staged
-    loads, 0 for twice what a step can compute, or the longest request has, at most an eighth of the machine's; what
-    finds no room is stored later, while its request runs.
-    `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for how long Quire is left alone after
-    it did not answer. `cut_off`: compute what would come later than computing it. `model`, `weights`: name them;
-    empty for the folder's name and the digest of its weights. `tenant_salt`: hexadecimal. `allow_failing`: accept
-    vLLM's `kv_load_failure_policy=fail`.
+    `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which lets a
+    load be given up at once while a silent node may still write: a direct one waits for it. `durability`: of stored
+    chunks. `store`: "all" that this engine computes, "reused" blocks, which it sees a second time, or "never".
+    `store_output`: also what it generates. `staging_bytes`: registered memory for stores and staged loads, 0 for twice
+    what a step can compute, or the longest request has, at most an eighth of the machine's; what finds no room is
+    stored later, while its request runs. `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for
+    how long Quire is left alone after it did not answer. `cut_off`: compute what would come later than computing it.
+    `model`, `weights`: name them; empty for the folder's name and the digest of its weights. `tenant_salt`:
+    hexadecimal. `allow_failing`: accept vLLM's `kv_load_failure_policy=fail`.
     """
 
     gateway: str = ""
@@ -61,11 +59,14 @@ class Settings:
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Settings:
-        """Raises `ConfigInvalid` for a name that means nothing here."""
+        """Return a choice by its name. Raises `ConfigInvalid` for an unknown one."""
         return read_settings(cls, extra, _FLAG)
 
     def direct(self, asynchronous: bool) -> bool:
-        """Whether loads may go straight into vLLM's blocks; a layerwise one then has vLLM wait for a silent node."""
+        """Return whether loads may be written straight into vLLM's blocks.
+
+        A layerwise one then has vLLM wait for a silent node.
+        """
         return self.zero_copy == "always" or (self.zero_copy == "async" and asynchronous)
 
     @property

@@ -26,7 +26,9 @@ _AT_ONCE: Final = 16
 
 @dataclass(slots=True, eq=False)
 class _Store:
-    """One request's of a step. `produced`: layers in staging memory; `wake`: on the client's loop, there are more.
+    """Store of one request in a step.
+
+    `produced`: layers in staging memory; `wake`: on the client's loop, there are more.
 
     `before`: the request's last store; until it is `over`, no node knows the chunks that this one goes on from.
     """
@@ -59,7 +61,7 @@ class Stores:
         self._until: dict[str, int] = {}
 
     def start(self, plan: StorePlan) -> None:
-        """Of the step that begins. What all shards have alike the first of them stores."""
+        """Begin the stores of a step. Layers that all shards have alike are stored by the first of them."""
         if plan.namespaces[self._shard] in plan.namespaces[: self._shard]:
             return
         stored = max(self._until.get(plan.request_id, 0), plan.known)
@@ -100,7 +102,7 @@ class Stores:
         return [self._stored.popleft() for _ in range(len(self._stored))]
 
     def unstored(self) -> list[Unstored]:
-        """What was not stored, since this was last asked."""
+        """Return the chunks that were not stored since the last call."""
         return [self._unstored.popleft() for _ in range(len(self._unstored))]
 
     def _room_for(self, plan: StorePlan) -> Buffer | None:

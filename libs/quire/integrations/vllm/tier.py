@@ -6,8 +6,8 @@
             {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": "HOST:PORT"}]}}'
 
 vLLM names chunks, with the group of layers that they are of, so that the state of hybrid models is offloaded, too: a
-chunk stands for itself. vLLM's scheduler is never held up: what is not known yet is asked for again, what fails is a
-miss or not stored.
+chunk stands for itself. vLLM's scheduler is never held up: an unknown chunk is looked up again, a failure is a miss or
+a chunk that is not stored.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _FAILED_LOOKUPS, _SKIPPED_LOOKUPS, _FAILED_LOADS, _FAILED_STORES = _COUNTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings(ObjectSettings):
-    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+    """Settings of the tier; an invalid value raises `ConfigInvalid`, naming the setting.
 
-    `enable_kv_events`: what is stored here is told by vLLM's KV events. `locality`: "LOCAL" or "REMOTE", for these.
+    `enable_kv_events`: stores are published as vLLM's KV events. `locality`: "LOCAL" or "REMOTE", for these.
     `weights`: a name in place of that of the model's contents. `trust_image_ids`: no client names two images by one
     UUID, so that chunks of models that see images are shared by engines. `contents`: set by `QuireOffloadingConnector`.
     """
@@ -83,7 +83,7 @@ class TierSettings(ObjectSettings):
 
 
 class QuireTier(SecondaryTierManager):  # type: ignore[misc]
-    """One engine's. Raises `ConfigInvalid` for settings that make no sense."""
+    """Tier of one engine. Raises `ConfigInvalid` for invalid settings."""
 
     medium = Medium.STORAGE
 
@@ -179,7 +179,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
     # ---- looking up, in a thread of vLLM's
 
     def have(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Which are there; none where Quire does not answer."""
+        """Return which are stored; none if Quire does not answer."""
         absent = [False] * len(keys)
         if self._absence:
             self._count(_SKIPPED_LOOKUPS, len(keys))
@@ -247,7 +247,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
 
 
 class _Lookups(AsyncLookupManager):  # type: ignore[misc]
-    """vLLM's own: it keeps what is known for as long as a request asks."""
+    """Return vLLM's own status: it keeps a known result for as long as a request asks."""
 
     def __init__(self, tier_type: str, tier: QuireTier) -> None:
         self._tier = tier
@@ -258,7 +258,7 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]
 
 
 def _owner(spec: Any, settings: TierSettings) -> Owner:
-    """Everything that decides a chunk's bytes, as far as vLLM tells its tiers."""
+    """Return everything that decides a chunk's bytes, as far as vLLM gives it to its tiers."""
     config, model = spec.config, Path(spec.config.model.name)
     parallel = config.parallel
     facts = {

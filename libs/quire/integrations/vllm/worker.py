@@ -1,4 +1,4 @@
-"""What the loads and the stores of one worker share."""
+"""State that the loads and the stores of one worker share."""
 
 from __future__ import annotations
 

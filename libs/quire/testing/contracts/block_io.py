@@ -48,7 +48,7 @@ class Started:
         return iocb
 
     async def completed(self, count: int) -> list[Iocb]:
-        """Wait on the event descriptor until so many batches have completed."""
+        """Wait on the event descriptor until that number of batches have completed."""
         loop, ready, completed = asyncio.get_running_loop(), asyncio.Event(), list[Iocb]()
         loop.add_reader(self.io.event_fd, ready.set)
         try:

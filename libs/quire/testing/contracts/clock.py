@@ -12,7 +12,7 @@ Elapse = Callable[[float], Awaitable[None]]
 
 
 class ClockContract:
-    """Fixtures `clock`, and `elapse`: has so many seconds pass."""
+    """Fixtures `clock`, and `elapse`, which lets a number of seconds pass."""
 
     async def test_time_goes_on(self, clock: Clock, elapse: Elapse) -> None:
         """Wall time in whole milliseconds since 1970, monotonic time in seconds; both by as much as passes."""

@@ -25,7 +25,7 @@ def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:
 
 
 async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
-    """From the end of a chain down to `keep`."""
+    """Evict from the end of a chain down to `keep`."""
     deepest_first: list[ChunkRecord] = list(reversed(records(keys, keep, len(keys) - keep)))
     evicted = await index.evict(deepest_first, now_ms, now_ms + 100)
     return [(entry.record.key, entry.nodes) for entry in evicted.removed]
@@ -42,7 +42,7 @@ async def _listing(index: Index, node: str) -> Listing:
 
 
 async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
-    """What the listing of a node should be, if it is listed for `keys`, by the entries' generations."""
+    """Return the expected listing of a node that is listed for `keys`, by the entries' generations."""
     generations = await holdings(index, node)
     prints = [fingerprint(key) for key in keys]
     assert generations.keys() == set(prints)
@@ -74,7 +74,7 @@ class IndexContract:
 
     @pytest.mark.parametrize("length", [2, 256, 257, 300])
     async def test_a_match_says_whether_its_end_is_extended(self, index: Index, length: int) -> None:
-        """By what was asked for or by another chain, in the same bucket or in the next; no more once that is gone."""
+        """A match says whether its end has a child, in any bucket, and not after the child's eviction."""
 
         async def extended(keys: ChunkKeys) -> bool:
             return bool((await index.match(keys)).extended)
@@ -93,7 +93,7 @@ class IndexContract:
 
     @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
     async def test_longest_match_at_every_kind_of_boundary(self, index: Index, length: int) -> None:
-        """With the first `present` chunks registered, exactly these match, whatever the bucket they end in."""
+        """After registering the first `present` chunks, exactly these match, whatever the bucket they end in."""
         keys = chain(length + 300)
         assert await _count(index, keys) == 0
         assert await _register(index, "a", records(keys, 0, length)) == [True] * length
@@ -102,7 +102,7 @@ class IndexContract:
         assert [run.nodes for run in (await index.match(keys)).runs] == [("a",)]
 
     async def test_a_chunk_without_its_parent_is_refused(self, index: Index) -> None:
-        """The index stays closed, also where parent and child lie in different buckets."""
+        """The index stays closed, also if parent and child are in different buckets."""
         keys = chain(600)
         assert await _register(index, "a", records(keys, 5, 3)) == [False] * 3
         assert await _register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [False] * 2
@@ -138,7 +138,7 @@ class IndexContract:
         assert await _count(index, trunk) == 300
 
     async def test_a_leaf_without_holders_leaves_with_its_withdrawal(self, index: Index) -> None:
-        """Finding 10: lost chunks pinned their parents for ever. Also where a parent lies in the bucket before."""
+        """Finding 10: lost chunks pinned their parents for ever. Also if a parent is in the previous bucket."""
         keys = chain(BUCKET_CHUNKS + 3)
         await _register(index, "a", records(keys, 0, BUCKET_CHUNKS + 3))
         await index.unregister("a", records(keys, BUCKET_CHUNKS + 1, 1), 0)
@@ -152,7 +152,7 @@ class IndexContract:
         assert await _listing(index, "a") == Listing()
 
     async def test_the_lease_of_a_leaf_without_holders_passes_to_its_parent(self, index: Index) -> None:
-        """What is before it is promised to a reader, and was protected by it alone."""
+        """The chunks before it are promised to a reader, and were protected by it alone."""
         keys = chain(3)
         await _register(index, "a", records(keys, 0, 3))
         assert await _pin(index, keys, b"l", 1000)
@@ -162,7 +162,7 @@ class IndexContract:
         assert len(await _evict(index, keys.run(0, 2), 0, now_ms=1000)) == 2
 
     async def test_an_entry_that_comes_again_has_another_generation(self, index: Index) -> None:
-        """What was decided on the first one says nothing of the second: all nodes hear the same one."""
+        """A decision on the first entry does not concern the second: all nodes receive the same one."""
         keys = chain(2)
         first = await index.register("a", records(keys, 0, 2), 0)
         assert all(first) and await index.register("b", records(keys, 0, 2), 0) == first
@@ -189,7 +189,7 @@ class IndexContract:
         assert set(generations) == {fingerprint(key) for key in expected} and all(generations.values())
 
     async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:
-        """Of a node that is gone for good: by fingerprints, also in buckets that lie behind one another."""
+        """Holdings of a lost node are removed by fingerprints, also in consecutive buckets."""
         keys = chain(BUCKET_CHUNKS + 40)
         await _register(index, "a", records(keys, 0, len(keys)))
         await _register(index, "b", records(keys, 0, 30))
@@ -203,7 +203,7 @@ class IndexContract:
 
     @pytest.mark.parametrize("branches", [3, 40])
     async def test_a_root_that_many_share(self, index: Index, branches: int) -> None:
-        """Their chunks do not fit into one page: each is found, listed, and evicted from its end."""
+        """More chunks than one page has: each is found, listed, and evicted from its end."""
         chains = [chain(60, branch=branch, common=2) for branch in range(branches)]
         for keys in chains:
             await _register(index, "a", records(keys, 0, 40))
@@ -264,7 +264,7 @@ class IndexContract:
         assert len(await index.claim_objects(20, 30, 10)) == 1
 
     async def test_an_object_that_is_expected_stays_until_it_is_listed(self, index: Index) -> None:
-        """Announced, it is not deleted before its time; never listed, it is then; while it goes, it is refused."""
+        """An announced object is not deleted before its time; then it is, if unlisted, and refused meantime."""
         keys = chain(2)
         pair = records(keys, 0, 2)
         generations = await index.register("a", pair, 0)
@@ -292,7 +292,7 @@ class IndexContract:
         assert await index.register("@object", first, 301) == [0]
 
     async def test_changes_are_counted_by_node(self, index: Index) -> None:
-        """Beside what is listed: a node that has let go of everything still has them."""
+        """Drops are independent of listings: a node without any listing still has them."""
         keys = chain(1)
         first = records(keys, 0, 1)
         await index.register("a", first, 0)
@@ -322,7 +322,7 @@ class IndexContract:
         assert runs == [("@object",), ("a",)]
 
     async def test_a_node_keeps_what_the_index_does_not_know(self, index: Index) -> None:
-        """Simulated seed 10592: the index had gone back, and a node was told that the object tier had its last copy."""
+        """Simulated seed 10592: the index had gone back, and a node took the object tier to have its last copy."""
         unknown, listed = records(chain(1), 0, 1), records(chain(1, 7), 0, 1)
         assert await index.unregister("a", unknown, 0, only_in_object=True) == [False]
         assert await index.unregister("a", unknown, 0, keepers=["b"]) == [False]
@@ -385,7 +385,7 @@ class IndexContract:
         assert await index.pins(keys.bucket_of(0)) == 0
 
     async def test_a_pin_holds_what_is_before_a_chunk_that_is_lost(self, index: Index) -> None:
-        """Also where that lies in the bucket before."""
+        """Also if the parent is in the previous bucket."""
         keys, dropped = chain(300), [*range(300)][BUCKET_CHUNKS:]
         assert all(await _register(index, "a", records(keys, 0, BUCKET_CHUNKS)))
         assert all(await _register(index, "b", records(keys, BUCKET_CHUNKS, len(dropped))))

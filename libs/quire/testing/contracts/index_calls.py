@@ -1,4 +1,4 @@
-"""What an index is asked in one call: chunks of many buckets, or none."""
+"""Calls of an index with chunks of several buckets, or none."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ObjectTierContract:
         assert sorted(listed) == names[50:]
 
     async def test_a_header_is_read_without_the_bytes(self, tier: ObjectTier) -> None:
-        """None where there is no object, and where what lies there is too short to have one."""
+        """Reading a header returns None without an object, and for an object that is too short."""
         await tier.put((b"k" * 32, 1), _object(b"k" * 32))
         await tier.put((b"s" * 32, 1), b"short")
         header = await tier.header((b"k" * 32, 1))

@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class Scene:
-    """A writer with a source region, a reader with a target region, and what the reader was told.
+    """A writer with a source region, a reader with a target region, and the reader's messages.
 
     `make`: another transport, not started.
     """
@@ -76,7 +76,7 @@ class TransportContract:
         remote.close()
 
     async def test_get_reads_the_peer(self, scene: Scene) -> None:
-        """get brings the peer's bytes to their place, and changes nothing beside it."""
+        """Get brings the peer's bytes to their place, and changes no other byte."""
         scene.target[:] = 7
         expected = scene.source.copy()
         expected[10:510] = 7

@@ -1,4 +1,4 @@
-"""What a cluster in one process on virtual time is made of: a loop, a network, a data plane, an object tier.
+"""Parts of a cluster in one process on virtual time: a loop, a network, a data plane, an object tier.
 
 A run is decided by its seed alone. Data moves when an operation ends, not when it begins, so that memory which changes
 hands in between is seen.

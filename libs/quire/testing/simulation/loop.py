@@ -46,7 +46,7 @@ class Process:
         self.wake()
 
     def wake(self) -> None:
-        """Those who wait for a sign of life look again, after a moment."""
+        """Wake the callers that wait for a sign of life, after a moment."""
         loop, watchers = asyncio.get_running_loop(), self._watchers
         self._watchers = []
         for watcher in watchers:
@@ -124,8 +124,10 @@ class _VirtualSelector(selectors.DefaultSelector):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """`time()` is virtual. Executors run a call after a random delay, and deliver its result after another one. A call
-    that has begun runs to its end, even if its future was cancelled.
+    """`time()` is virtual.
+
+    Executors run a call after a random delay, and deliver its result after another one. A call that has begun runs to
+    its end, even if its future was cancelled.
     """
 
     def __init__(self, seed: int) -> None:
@@ -145,7 +147,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._readers.pop(fd, None) is not None
 
     def signal(self, fd: int) -> None:
-        """Call what waits for a simulated descriptor."""
+        """Call the readers of a simulated descriptor."""
         handle = self._readers.get(fd)
         if handle is not None:
             self._ready.append(handle)  # type: ignore[attr-defined]
@@ -169,7 +171,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
     def resume(self, handles: list[events.Handle]) -> None:
-        """Run what a paused process left."""
+        """Run the deferred work of a paused process."""
         self._ready.extend(handles)  # type: ignore[attr-defined]
 
     def _call_soon(self, callback: Any, args: Any, context: Any) -> events.Handle:

@@ -1,7 +1,7 @@
 """Requests between simulated processes: generated stubs on one side, generated servicers on the other, no sockets.
 
-Messages are delayed, reordered among each other, cut off and lost with the connection. A caller hears of a server that
-died after a moment; of a link that was cut it hears nothing until its deadline.
+Messages are delayed, reordered among each other, cut off and lost with the connection. A caller learns of a server's
+death after a moment; a cut link shows only at its deadline.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _STRAGGLERS: Final = 0.01  # share of messages that take much longer
 
 @dataclass(slots=True)
 class Network:
-    """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way.
+    """Listening processes, and the pairs without a connection. `latency_s`: bounds of one way.
 
-    `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
-    `unreachable`: neither of these can open a connection to the other's memory.
-    `noisy`: what one of these writes into the other's memory arrives changed, in one byte.
-    `slow_threads`: up to how many seconds threads that copy are late at each step, by the process that they are of.
-    `unanswered`: servers whose answers are lost, after the request was carried out: the connection breaks before.
+    `stuck`: data does not pass between these, and their connections cannot be torn down: posted writes land later.
+    `unreachable`: neither of these can open a connection to the other's memory. `noisy`: writes of one of these into
+    the other's memory arrive with one byte changed. `slow_threads`: up to how many seconds threads that copy are late
+    at each step, by the process that they are of. `unanswered`: servers whose answers are lost, after the request was
+    carried out: the connection breaks before.
     """
 
     loop: SimulatedLoop
@@ -58,13 +58,13 @@ class Network:
         return frozenset((sender.name, receiver.name)) not in self.cuts
 
     def reset(self, name: str) -> None:
-        """Connections of a process break: what is on its way is lost, and either side is told."""
+        """Connections of a process break: messages on their way are lost, and both sides are notified."""
         for stream in sorted(self.streams, key=lambda stream: stream.number):
             if stream.client.name == name:
                 stream.reset()
 
     async def travel(self, sender: Process | None, receiver: Process | None) -> None:
-        """One message on its way; for ever while the link is cut."""
+        """Delay a message on its way; for ever while the link is cut."""
         self.messages += 1
         extra = sum(self.slow.get(process.name, 0.0) for process in (sender, receiver) if process is not None)
         if self.loop.random.random() < _STRAGGLERS:
@@ -75,7 +75,7 @@ class Network:
 
 
 class SimServer:
-    """What `add_…Servicer_to_server` wants; answers at an address while its process lives."""
+    """The server that `add_…Servicer_to_server` needs; it answers at an address while its process lives."""
 
     def __init__(self, network: Network, address: str, process: Process) -> None:
         self.process = process
@@ -106,7 +106,7 @@ class SimChannels:
 
 
 class _Context:
-    """What servicers ask of a gRPC context."""
+    """The part of a gRPC context that servicers use."""
 
     def __init__(self, metadata: _Metadata = ()) -> None:
         self._metadata = metadata
@@ -220,7 +220,7 @@ class SimChannel:
             answer.exception()
 
     def _cancel_later(self, task: asyncio.Task[Any]) -> None:
-        """The server hears that its caller has gone, unless the link is cut."""
+        """Notify the server that its caller has disconnected, unless the link is cut."""
         loop = asyncio.get_running_loop()
         loop.call_later(self._network.loop.random.uniform(*self._network.latency_s), task.cancel)
 
@@ -264,7 +264,7 @@ class SimStream:
             yield value
 
     async def _next(self, server: SimServer, left_s: float | None) -> tuple[str, Any]:
-        """What the server sends next; nothing if the deadline passes before that."""
+        """Return the server's next message; none if the deadline passes before that."""
         message = asyncio.ensure_future(self._queue.get())
         death = asyncio.ensure_future(server.process.changed())
         try:
@@ -353,7 +353,7 @@ class SimDuplex:
             broken.cancel()
 
     async def _next(self, server: SimServer, broken: asyncio.Future[Any]) -> tuple[str, Any]:
-        """What the server sends next. Raises where the connection ends."""
+        """Return the server's next message. Raises at the end of the connection."""
         while True:
             message = asyncio.ensure_future(self._down.get())
             death = asyncio.ensure_future(server.process.changed())
@@ -374,7 +374,7 @@ class SimDuplex:
             arrived.put_nowait(message)
 
     async def _until_alone(self, serving: asyncio.Task[None]) -> None:
-        """A client that dies hangs up; of a link that is cut nothing is heard."""
+        """A dead client disconnects; a cut link is silent."""
         client = self._channel._process
         while not client.dead and not serving.done():
             death = asyncio.ensure_future(client.changed())
@@ -402,7 +402,7 @@ class SimDuplex:
 
 
 def translated(error: Exception) -> Exception:
-    """What the caller gets for an exception of a servicer."""
+    """Return the caller's error for an exception of a servicer."""
     if isinstance(error, AioRpcError):
         return error
     if not isinstance(error, QuireError):

@@ -63,7 +63,7 @@ class SimObjects:
         await change(*arguments)
 
     async def wait(self, *, writing: bool = False) -> None:
-        """As long as a request takes. Raises `Unavailable`."""
+        """Wait for the time of a request. Raises `Unavailable`."""
         await asyncio.sleep(self._loop.random.uniform(*self.latency_s))
         if self.failing:
             raise Unavailable("the object tier fails")
@@ -91,7 +91,7 @@ class SimBlobs:
         await self._tier.wait()
         if name not in self.blobs:
             self.missed.append(name)
-            raise Unavailable("the object tier has not (any more) what was looked for")
+            raise Unavailable("the object tier has no object of this name")
         return memoryview(self.blobs[name])[start:end]
 
     async def delete(self, name: str) -> None:

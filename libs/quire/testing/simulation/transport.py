@@ -1,5 +1,7 @@
-"""The data plane between simulated processes. Bytes move when a transfer ends; a write that was posted may still land
-when its writer is dead, or has lost its patience, for as long as the connection stands.
+"""The data plane between simulated processes.
+
+Bytes move when a transfer ends; a write that was posted may still land when its writer is dead, or has lost its
+patience, for as long as the connection stands.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ class SimRegion:
 class Fabric:
     """A cluster's members and the members' memory.
 
-    `hosts`: host names by process name; the processes of a host share memory.
-    `late`: writes that landed in memory which was unregistered.
+    `hosts`: host names by process name; the processes of a host share memory. `late`: writes that landed in memory
+    which was unregistered.
     """
 
     network: Network
@@ -87,7 +89,7 @@ class SimRemote:
 
 
 class SimTransport:
-    """One member of the fabric."""
+    """A member of the fabric."""
 
     name = "simulated"
     proof = b""
@@ -298,7 +300,7 @@ class SimPeer:
         self.abort()
 
     def abort(self) -> None:
-        """Tear the connection down: what has not landed by now never lands, unless the link is stuck."""
+        """Tear the connection down: puts that have not landed by now never land, unless the link is stuck."""
         self.torn = not self._is_stuck()
         self._fail(PeerLost("the connection was aborted"))
 

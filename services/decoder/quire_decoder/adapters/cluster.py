@@ -48,7 +48,7 @@ class StoredRecords:
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
         if not leased.lease:
-            raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
+            raise ChunkMissing(f"the record of {entry.image_id!r} is not stored", field="id")
         lease, layout = self._leases.open(leased.lease), entry.namespace.layout
         lease.check_fresh(self._clock.now_ms())
         lease.check_keys(entry.keys)
@@ -67,7 +67,7 @@ class StoredRecords:
             return bytes(view[: entry.record_bytes])
 
     async def _deliver(self, lease: Lease, descriptor: Descriptor) -> NodeOutcome:
-        """By the one node that has it. This decoder is a member: it permits what goes into its own memory."""
+        """Read it from the one node that has it. This decoder is a member: it permits writes into its own memory."""
         delivery_id, ranges = os.urandom(16), tuple(lease.ranges)
         order = DeliverOrder(delivery_id=delivery_id, descriptor=descriptor, ranges=ranges, tenant=lease.tenant)
         request = deliver_order_to(order)

@@ -32,9 +32,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class EncodingProcess:
-    """One image at a time; started with the first. `kill`, from any thread, ends it, also in the middle of one.
+    """Process that encodes one image at a time; started with the first.
 
-    `memory_bytes`: what encoding may take beyond what the process has when it starts; `timeout_s`: for one image.
+    `kill`, from any thread, ends it, also in the middle of one.
+
+    `memory_bytes`: memory of encoding beyond that of the process at its start; `timeout_s`: for one image.
     """
 
     def __init__(self, memory_bytes: int, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ _GRAPHS_MAX: Final = 16
 
 
 class Engine(Protocol):
-    """Wraps a decoder. `name` tells its build apart from others'."""
+    """Wraps a decoder. `name` identifies its build."""
 
     name: str
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 
 class Eager:
-    """As torch runs it."""
+    """Plain torch."""
 
     name = "eager"
 
@@ -114,7 +114,10 @@ class CudaGraphs:
 
 
 def make_engine(name: str, device_type: str) -> Engine:
-    """By its name in the configuration; "auto": graphs on CUDA, else channels_last. Raises `ConfigInvalid`."""
+    """Return an engine by its name in the configuration; "auto": graphs on CUDA, else channels_last.
+
+    Raises `ConfigInvalid`.
+    """
     if name == "auto":
         name = "graphs" if device_type == "cuda" else "channels_last"
     if name == "graphs" and device_type != "cuda":

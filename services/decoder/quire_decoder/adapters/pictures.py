@@ -15,7 +15,7 @@ _FORMATS: Final = ("PNG", "JPEG", "WEBP", "AVIF")
 
 
 def read_picture(file: bytes, pixels_max: int) -> Pixels:
-    """RGB, upright, the first frame; what is transparent is black. Blocks. Raises `InvalidRequest`.
+    """Read a picture: RGB, upright, the first frame; transparent pixels are black. Blocks. Raises `InvalidRequest`.
 
     The size is known before anything is decompressed.
     """

@@ -29,11 +29,11 @@ _SETTINGS: Final = {"builder": {"thumbnail": {"enabled": False}}, "verify": {"ve
 class C2paProvenance:
     """`certificates`: a PEM file, the signer's first, then those that it was issued by. `private_key`: its key, PEM.
 
-    Ed25519, ECDSA on P-256 and P-384, and RSA keys sign. No time stamp is asked for: nothing leaves the cluster.
+    Ed25519, ECDSA on P-256 and P-384, and RSA keys sign. There is no time stamp: nothing leaves the cluster.
     """
 
     def __init__(self, certificates: Path, private_key: Path) -> None:
-        """Raises `ConfigInvalid`."""
+        """Read the files. Raises `ConfigInvalid`."""
         try:
             import c2pa
         except ImportError:
@@ -55,8 +55,9 @@ class C2paProvenance:
         return self._name
 
     async def sign(self, image: bytes, rendering: Rendering, entry: ImageEntry) -> bytes:
-        """The image with a signed manifest that says what the entry's provenance does. Its salts are random: bytes
-        differ from call to call. Raises `InvalidRequest` for what no manifest can hold.
+        """The image with a signed manifest that says what the entry's provenance does.
+
+        Its salts are random: bytes differ from call to call. Raises `InvalidRequest` for what no manifest can hold.
         """
         manifest = json.dumps({"title": entry.image_id} | json.loads(entry.provenance))
         try:
@@ -74,7 +75,7 @@ class C2paProvenance:
 
 
 def _algorithm(certificates: bytes, private_key: bytes) -> str:
-    """C2PA's name of what a key signs with. Raises `ValueError`, also where the first certificate is not the key's."""
+    """Return C2PA's name of a key's algorithm. Raises `ValueError`, also if the first certificate is not the key's."""
     key = serialization.load_pem_private_key(private_key, None)
     if x509.load_pem_x509_certificates(certificates)[0].public_key() != key.public_key():
         raise ValueError("the first certificate is of another key")

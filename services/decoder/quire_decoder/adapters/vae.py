@@ -28,11 +28,11 @@ DEMO_FOLDER = Path(__file__).parents[1] / "assets" / "demo_vae"
 
 
 class DiffusersVaes:
-    """The `VaeRunner` port, with the VAEs that lie in folders (`find_weights`).
+    """The `VaeRunner` port, with the VAEs of folders (`find_weights`).
 
-    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used go. An image whose
-    decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder that is
-    not there.
+    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used are dropped. An
+    image whose decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder
+    that is not there.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DiffusersVaes:
 
     @cached_property
     def _device(self) -> Any:
-        """torch is loaded with the first latent: a decoder that is not asked for anything takes no memory for it."""
+        """Torch is loaded with the first latent: a decoder that is not asked for anything takes no memory for it."""
         import torch
 
         name = self._wanted
@@ -64,7 +64,7 @@ class DiffusersVaes:
 
     @cached_property
     def _device_type(self) -> str:
-        """Without loading torch where there can be no CUDA."""
+        """Check for CUDA, without loading torch on a machine that cannot have it."""
         if self._wanted == "cpu" or not Path("/dev/nvidiactl").exists():
             return "cpu"
         return str(self._device.type)
@@ -79,13 +79,13 @@ class DiffusersVaes:
 
     @property
     def known(self) -> tuple[KnownVae, ...]:
-        """What can be decoded."""
+        """VAEs that can be decoded with."""
         return tuple(weights.about for weights in self._known.values())
 
     def warm(self) -> None:
-        """Load what is known, as far as it fits, and decode a little with each: the first request need not wait.
+        """Load the known VAEs, as far as they fit, and decode a little with each: the first request need not wait.
 
-        One that cannot be used is known no more.
+        An unusable one is removed.
         """
         for weights in list(self._known.values()):
             kind = weights.kind
@@ -98,7 +98,7 @@ class DiffusersVaes:
                 del self._known[weights.sha256]
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
-        """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
+        """Decode a batch. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
         import torch
 
         loaded, latent = self._load(info), latents[0]
@@ -124,7 +124,7 @@ class DiffusersVaes:
             raise DeviceFull(f"no memory for {len(latents)} latents of {latent.shape}") from None
 
     def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
-        """Raises `VaeUnknown`, `DeviceFull`."""
+        """Encode an image. Raises `VaeUnknown`, `DeviceFull`."""
         import torch
 
         height, width = pixels.shape[:2]
@@ -151,7 +151,7 @@ class DiffusersVaes:
         return loaded.tiled
 
     def _load(self, info: LatentInfo) -> _Loaded:
-        """In the dtype that the record asks for."""
+        """Return the VAE in the dtype of the record."""
         digest, dtype = info.vae.weights_sha256.lower(), info.decode.dtype
         name = f"{digest} {dtype}"
         if name in self._loaded:

@@ -41,7 +41,10 @@ class Weights:
 
 
 def find_weights(folders: Sequence[Path]) -> dict[str, Weights]:
-    """By digest. What cannot be used in a folder is passed over, and logged. Raises `ConfigInvalid` for no folder."""
+    """Find the weights of folders, by digest.
+
+    Unusable files are passed over, and logged. Raises `ConfigInvalid` for no folder.
+    """
     files_by_digest = {}
     for folder in folders:
         if not folder.is_dir():
@@ -55,7 +58,10 @@ def find_weights(folders: Sequence[Path]) -> dict[str, Weights]:
 
 
 def in_folder(folder: Path) -> list[Weights]:
-    """Its variants, the plain one first. Raises `ConfigInvalid` for a folder without a VAE that is decoded here."""
+    """Find the variants of a folder, the plain one first.
+
+    Raises `ConfigInvalid` for a folder without a VAE that is decoded here.
+    """
     files = sorted(folder.glob("*.safetensors"))
     named = {path: match for path in files if (match := _FILE.fullmatch(path.name))}
     if not named:

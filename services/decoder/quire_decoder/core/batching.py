@@ -16,7 +16,7 @@ _TRIES: Final = 2
 
 
 class Verdict(Enum):
-    """What is known of a batch size."""
+    """Measurements of a batch size."""
 
     UNTRIED = "untried"
     GOOD = "good"
@@ -25,7 +25,7 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class BatchSizes:
-    """For latents of one shape and VAE: powers of two up to `most`."""
+    """Batch sizes for latents of one shape and VAE: powers of two up to `most`."""
 
     most: int
     good: int = 1
@@ -33,7 +33,7 @@ class BatchSizes:
     slow: int = 0
 
     def verdict(self, size: int) -> Verdict:
-        """What is known of a batch of that size."""
+        """Note a measurement of a batch of that size."""
         if size <= self.good:
             return Verdict.GOOD
         return Verdict.BAD if self.bad and size >= self.bad else Verdict.UNTRIED

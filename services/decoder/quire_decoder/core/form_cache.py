@@ -1,9 +1,10 @@
-"""Which forms of which images are kept: latents, lossless images and renditions in one budget.
+"""Choice of the forms of images to keep: latents, lossless images and renditions in one budget.
 
-All of them compete by what a byte saves: the rate at which an image is asked for (`core.reuse`), times the seconds that
-having the form saves, by its size. A latent saves the fetch, an image the decode, a rendition its encoding, and the
-decode where no image is kept. What saves least leaves first, so that the last byte of every form saves as much as that
-of the others: where LatentBox's tuner moves its split to (§4.3, Eq. 2), for three forms and for each object by itself.
+All of them compete by the saving of a byte: the rate at which an image is requested (`core.reuse`), times the seconds
+that having the form saves, by its size. A latent saves the fetch, an image the decode, a rendition its encoding, and
+the decode where no image is kept. The form that saves least leaves first, so that the last byte of every form saves as
+much as that of the others: where LatentBox's tuner moves its split to (§4.3, Eq. 2), for three forms and for each
+object separately.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _AVERAGE_SHARE: Final = 0.05
 
 
 class Form(IntEnum):
-    """In what form an image is kept."""
+    """Form of a kept image."""
 
     RENDITION = 0
     IMAGE = 1
@@ -30,7 +31,7 @@ class Form(IntEnum):
 
 
 class Kept(NamedTuple, Generic[Item]):
-    """One form of one image. `rendition`: which of them, "" for the other forms."""
+    """A form of an image. `rendition`: which of them, "" for the other forms."""
 
     key: Item
     form: Form
@@ -39,7 +40,7 @@ class Kept(NamedTuple, Generic[Item]):
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds: moving averages of what was measured. `fixed`: they stay as they are."""
+    """Seconds: moving averages of measurements. `fixed`: they stay unchanged."""
 
     decode_s: float
     fetch_s: float
@@ -47,14 +48,14 @@ class Costs:
     fixed: bool = False
 
     def decoded(self, seconds: float) -> None:
-        """Learn from a decode that took so long."""
+        """Learn from the time of a decode."""
         self.decode_s = self._next(self.decode_s, seconds)
 
     def fetched(self, seconds: float) -> None:
         self.fetch_s = self._next(self.fetch_s, seconds)
 
     def encoded(self, seconds: float) -> None:
-        """Learn from an encoding that took so long."""
+        """Learn from the time of an encoding."""
         self.encode_s = self._next(self.encode_s, seconds)
 
     def _next(self, previous: float, seconds: float) -> float:
@@ -63,7 +64,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Counters:
-    """Of a lifetime."""
+    """Counts of a lifetime."""
 
     requests: int = 0
     rendition_hits: int = 0
@@ -73,7 +74,7 @@ class Counters:
 
 @dataclass(slots=True)
 class FormCache(Generic[Item]):
-    """Keys and sizes only: who holds the bytes is told what leaves, in `gone`, and empties it.
+    """Keys and sizes only: the holder of the bytes reads the evicted ones from `gone`, and empties it.
 
     `history`: uses that rates are learnt from, a power of two. `draw`: random numbers from 0 up to 1.
     """
@@ -103,11 +104,11 @@ class FormCache(Generic[Item]):
         return len(self._items)
 
     def bytes_of(self, form: Form) -> int:
-        """What is kept in that form."""
+        """Return the keys that are kept in that form."""
         return self._bytes[form]
 
     def look_up(self, key: Item, rendition: str = "") -> Form | None:
-        """Count a request, for the image itself or for a rendition, and say the best form of what is kept."""
+        """Count a request, for the image itself or for a rendition, and return the best kept form."""
         total = self.total
         total.requests += 1
         if rendition:
@@ -125,7 +126,7 @@ class FormCache(Generic[Item]):
         return None
 
     def announce(self, key: Item) -> None:
-        """An object is new: what is known of things that were used once holds for it."""
+        """Add a new object: the rate of objects that were used once holds for it."""
         self._reuse.use((key, ""), 1)
 
     def wants(self, item: Kept[Item], size: int) -> bool:
@@ -154,7 +155,7 @@ class FormCache(Generic[Item]):
         return True
 
     def remove(self, item: Kept[Item]) -> None:
-        """It leaves, if it is here."""
+        """Remove it, if it is here."""
         place = self._place.pop(item, None)
         if place is None:
             return

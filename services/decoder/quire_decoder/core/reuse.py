@@ -1,9 +1,9 @@
-"""How often a thing will be used, learnt from how often things like it were used.
+"""Rates of use, learnt from similar items.
 
-The rate of use is a hazard: uses per event of a thing that was used n times, whose last gap between two uses was so
-long, and that was used last so long ago. Ordering by it keeps the most hits that any rule can which does not know the
-future (Panigrahy et al., "A New Upper Bound on Cache Hit Rate", 2022); learning it is LHD's way (Beckmann et al.,
-NSDI '18). Time is counted in uses: what is learnt holds for a cache as busy as it may be.
+The rate of use is a hazard: uses per event of a thing that was used n times, by its last gap between two uses, and the
+time since its last use. Ordering by it keeps the most hits that any rule can which does not know the future (Panigrahy
+et al., "A New Upper Bound on Cache Hit Rate", 2022); learning it is LHD's way (Beckmann et al., NSDI '18). Time is
+counted in uses: the result holds for any load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class Reuse(Generic[Item]):
-    """Of items of `kinds` kinds, which are learnt apart. Remembers the last `history` uses, a power of two."""
+    """Rates of items of `kinds` kinds, which are learnt apart. Remembers the last `history` uses, a power of two."""
 
     def __init__(self, history: int, kinds: int) -> None:
         if history < 16 or history & (history - 1) or kinds < 1:
@@ -49,7 +49,7 @@ class Reuse(Generic[Item]):
         return len(self._last)
 
     def use(self, item: Item, kind: int) -> None:
-        """It was asked for, whether it was there or not."""
+        """Note a request for it, whether it was kept or not."""
         tick = self._now
         self._age(tick)
         last = self._last.get(item)
@@ -74,7 +74,10 @@ class Reuse(Generic[Item]):
             self._learn()
 
     def rate(self, item: Item) -> float:
-        """Uses per event to be expected now. What is not remembered is as the rarest of what was used longest ago."""
+        """Return the expected uses per event now.
+
+        An unremembered item is treated as the rarest of those used longest ago.
+        """
         last = self._last.get(item)
         if last is None:
             return self._unknown
@@ -83,7 +86,7 @@ class Reuse(Generic[Item]):
         return self._rates[age][self._class[item]]
 
     def _age(self, tick: int) -> None:
-        """Those that were used last 2^i uses ago have been of that age; those of before the history are forgotten."""
+        """Age the items that were used last 2^i uses ago; those of before the history are forgotten."""
         ring, mask, last = self._ring, self._history - 1, self._last
         oldest = ring[tick & mask]
         if oldest is not None and last.get(oldest) == tick - self._history:
@@ -109,7 +112,7 @@ class Reuse(Generic[Item]):
         self._unknown = min(self._rates[self._ages - 1])
 
     def _fade(self) -> None:
-        """What was learnt long ago counts less."""
+        """Let old observations count less."""
         for table in (self._uses, self._exposure):
             for row in table:
                 row[:] = [value / 2 for value in row]

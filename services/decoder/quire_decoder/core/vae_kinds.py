@@ -1,4 +1,4 @@
-"""What a VAE's configuration says, as diffusers writes it: which latents it takes, and what decoding them costs."""
+"""Kinds of VAEs by diffusers' configuration: the latents that they take, and the cost of decoding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class VaeKind:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> VaeKind:
-        """Raises `ValueError` for a class that is not decoded here, and for a configuration without what is needed."""
+        """Read a configuration.
+
+        Raises `ValueError` for a class that is not decoded here, and for an incomplete configuration.
+        """
         name = config.get("_class_name", "")
         if name not in CLASSES:
             raise ValueError(f"it is a {name or 'model without a class'}; there are {', '.join(CLASSES)}")
@@ -53,4 +56,4 @@ class VaeKind:
                 shift_factor=0.0 if shift is None else float(shift),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"its configuration lacks what a {name} has: {error!r}") from None
+            raise ValueError(f"its configuration lacks a field of {name}: {error!r}") from None

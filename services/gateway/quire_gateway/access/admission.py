@@ -1,4 +1,4 @@
-"""Admission: who a request acts for, what it may do, and whether there is room. The same at every public frontend."""
+"""Admission: the principal of a request, its rights, and its room. The same at every public frontend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRONG_SECRET: Final = random.token_hex(20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who a request acts for. `salts`: its namespaces must have one of these; None for any.
+    """The principal of a request. `salts`: its namespaces must have one of these; None for any.
 
     `operator`: knows the cluster's secret, at the admin frontend. `rdma`: may name memory. `key`: the access key that
     was shown.
@@ -47,7 +47,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a request needs. `salt`: of the namespace that it names; `tenant`: of the lease that it brings.
+    """Needs of a request. `salt`: of the namespace that it names; `tenant`: of the lease that it brings.
 
     `payload`: bytes that will be on their way; `memory`: of those, bytes in the memory of the client, which it names.
     """
@@ -117,7 +117,10 @@ class Admission:
         await tasks.end(self._watch)
 
     async def authenticate(self, header: str) -> Principal:
-        """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
+        """Authenticate by the `Authorization` header.
+
+        Raises `Unauthenticated`; an unknown key takes as long as a wrong secret.
+        """
         principal = await self._authenticated(header)
         CALLER.set(principal)
         return principal
@@ -139,11 +142,11 @@ class Admission:
         return self.principal(key)
 
     async def authenticate_url(self, claim: UrlClaim) -> Principal:
-        """By a signed URL: it reads what it names, for the key's tenant. Raises `NotAllowed`."""
+        """Authenticate a signed URL: it reads its image, for the key's tenant. Raises `NotAllowed`."""
         key = await self._keys.get(claim.key)
         secrets = self._keys.secrets(key) if key is not None else [_WRONG_SECRET]
         if key is None or not any(claim.is_signed_with(secret) for secret in secrets):
-            raise NotAllowed("it is not of this URL, or its key is gone", field="signature")
+            raise NotAllowed("it is not of this URL, or its key was deleted", field="signature")
         if claim.expires_s * 1000 <= self._clock.now_ms():
             raise NotAllowed("this URL's time is over", field="expires")
         if not self._config.asks_for_tokens:
@@ -151,7 +154,7 @@ class Admission:
         return replace(self.principal(key), read_only=True, rdma=False)
 
     def principal(self, key: AccessKey) -> Principal:
-        """Of an access key whose secret was shown."""
+        """Return the principal of an access key whose secret was presented."""
         salts = self._keys.salts(key.tenant)
         principal = Principal(tenant=key.tenant, salts=salts, read_only=key.read_only, rdma=key.rdma, key=key)
         CALLER.set(principal)
@@ -168,7 +171,7 @@ class Admission:
         return principal
 
     async def caller(self, context: Any) -> Principal:
-        """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
+        """Return the principal of a gRPC call, or of a session's request. Raises as `authenticate` does."""
         principal: Principal | None = getattr(context, "principal", None)
         if principal is not None:
             CALLER.set(principal)
@@ -181,10 +184,10 @@ class Admission:
 
     @contextlib.contextmanager
     def admit(self, principal: Principal, need: Need) -> Iterator[Taken]:
-        """One request, while it runs; what yields takes in more bytes, once it is known how many will go out.
+        """Admit one request, while it runs; the yielded object takes more bytes, once it is known how many will go out.
 
-        Raises `NotAllowed`, and `TenantExhausted` or `GatewayLate`, with
-        the time after which to come again, before anything was begun.
+        Raises `NotAllowed`, and `TenantExhausted` or `GatewayLate`, with the time after which to come again, before
+        anything was begun.
         """
         _check(principal, need)
         try:
@@ -203,7 +206,7 @@ class Admission:
             raise
 
     async def _watch_loop(self) -> None:
-        """How late the loop runs: what is asked now will be answered that much later."""
+        """Return how late the loop runs: a new request is answered that much later."""
         while True:
             before_s = self._clock.monotonic_s()
             await self._clock.sleep(_LOOK_S)
@@ -223,7 +226,7 @@ def _check(principal: Principal, need: Need) -> None:
         raise NotAllowed("this key only reads", field=AUTHORIZATION)
     salts = principal.salts
     if salts is not None and need.salt is not None and not any(hmac.compare_digest(need.salt, s) for s in salts):
-        raise NotAllowed("not this tenant's salt; `quire keys` tells it", field="namespace.tenant_salt")
+        raise NotAllowed("not this tenant's salt; `quire keys` shows it", field="namespace.tenant_salt")
     if salts is not None and need.tenant and need.tenant not in map(tenant_name, salts):
         raise NotAllowed("another tenant's lease", field="lease")
     if need.memory and not principal.rdma:

@@ -1,4 +1,4 @@
-"""The object tier by obstore: bytes of S3 objects, and KV chunks. What is written once never changes."""
+"""The object tier by obstore: bytes of S3 objects, and KV chunks. Written objects never change."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ async def _translated() -> AsyncIterator[None]:
     try:
         yield
     except (NotFoundError, FileNotFoundError) as error:
-        raise Unavailable(f"the object tier has not (any more) what was looked for: {error}") from error
+        raise Unavailable(f"the object tier has no object of this name: {error}") from error
     except (BaseError, OSError, ValueError) as error:
         raise Unavailable(f"the object tier: {type(error).__name__}: {str(error).splitlines()[0][:300]}") from error

@@ -115,7 +115,7 @@ class GrpcStorageNodes:
         return sum(response.in_memory)
 
     def _permit(self, request: Any, tenant: str, lent_ms: int) -> None:
-        """Until its end nodes may touch the client's memory: no longer than the client has lent it."""
+        """Return the end of the permits: nodes may touch the client's memory no longer than the client has lent it."""
         most_ms = round(self._config.transfer_timeout_s * 1000)
         permit(self._permits, request, tenant, self._clock.now_ms() + min(lent_ms or most_ms, most_ms))
 

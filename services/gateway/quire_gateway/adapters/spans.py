@@ -20,14 +20,14 @@ _SILENCE_S: Final = 5.0
 
 
 class GrpcClusterSpans:
-    """Asks all members, and the orchestrators, which are no members. `nodes`: the members."""
+    """Asks all members, and the orchestrators, which are not members. `nodes`: the members."""
 
     def __init__(self, config: GatewayConfig, nodes: Callable[[], Awaitable[Sequence[Node]]]) -> None:
         self._config = config
         self._nodes = nodes
 
     async def of(self, trace_id: str) -> AsyncGenerator[MemberSpans, None]:
-        """Some members at a time, each as it answers: no more of their spans are held here."""
+        """Ask some members at a time, each as it answers: spans of only these are held here."""
         orchestrators = [address.strip() for address in self._config.orchestrator_address.split(",")]
         sources = [(address, f"orchestrator at {address}") for address in orchestrators]
         sources += [(node.grpc_address, node.node_id) for node in await self._nodes()]

@@ -1,6 +1,6 @@
-"""The aws-chunked framing of uploads, piece by piece: signed chunks, unsigned chunks, trailers, signed trailers.
+r"""The aws-chunked framing of uploads, piece by piece: signed chunks, unsigned chunks, trailers, signed trailers.
 
-    SIZE[;chunk-signature=HEX]\\r\\n DATA \\r\\n ... 0[;chunk-signature=HEX]\\r\\n [NAME:VALUE\\r\\n ...] \\r\\n
+    SIZE[;chunk-signature=HEX]\r\n DATA \r\n ... 0[;chunk-signature=HEX]\r\n [NAME:VALUE\r\n ...] \r\n
 
 (AWS, "Signature calculations: transferring a payload in multiple chunks", with and without trailing headers.) Data is
 handed on before its chunk's signature is known: its consumer keeps nothing of an upload that ends in an error.
@@ -32,14 +32,14 @@ _HEADER: Final = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """What chunk signatures are made with; the first one extends the request's."""
+    """Keys of chunk signatures; the first one extends the request's."""
 
     key: bytes
     claim: Claim
 
 
 class AwsChunked:
-    """Feed it what comes, take what is payload; then `finish`. Bounded: it holds one line at a time."""
+    """Feed it the body, take the payload; then `finish`. Bounded: it holds one line at a time."""
 
     def __init__(self, mode: str, signing: Signing | None) -> None:
         if mode not in MODES:

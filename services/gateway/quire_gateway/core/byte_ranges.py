@@ -9,12 +9,13 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
 class NothingInRange(ValueError):
-    """The range holds no byte of what was asked for."""
+    """The range contains no byte of the object."""
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """Start and end (exclusive) within `size` bytes; None for all of them: no range, or one that is passed over, such
-    as several at once. Raises `NothingInRange`.
+    """Return start and end (exclusive) within `size` bytes; None for all of them.
+
+    All are meant without a range, and with one that is passed over, such as several at once. Raises `NothingInRange`.
     """
     matched = _RANGE.fullmatch(header.replace(" ", ""))
     if matched is None or not any(matched.groups()):

@@ -1,4 +1,4 @@
-"""What each tenant may have at the same time at one gateway. Pure."""
+"""Limits of each tenant at one gateway, at a time. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ class _Has:
 
 @dataclass(slots=True)
 class Taken:
-    """What one request has of its tenant's limits."""
+    """Share of one request in its tenant's limits."""
 
     has: _Has = field(default_factory=_Has)
     limits: Limits = Limits()
     bytes: int = 0
 
     def take(self, payload: int) -> None:
-        """So many bytes more will be on their way. Raises `TenantExhausted`. Alone they go, however many they are."""
+        """Count more bytes that will be on their way.
+
+        Raises `TenantExhausted`. A single request may exceed the limit.
+        """
         by_others = self.has.bytes - self.bytes
         if payload and self.limits.bytes and by_others and self.has.bytes + payload > self.limits.bytes:
             raise TenantExhausted(f"{self.has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
@@ -54,7 +57,7 @@ class TenantLimits:
 
     @property
     def stats(self) -> dict[str, float]:
-        """By tenant; those without a request are not listed."""
+        """Return the counts by tenant; tenants without a request are not listed."""
         stats: dict[str, float] = {}
         for tenant, has in self._has.items():
             stats[f"tenant.{tenant or 'none'}.requests"] = has.requests
@@ -63,8 +66,11 @@ class TenantLimits:
 
     @contextlib.contextmanager
     def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[Taken]:
-        """One request. Raises `TenantExhausted`. A payload above the limit goes alone, or it could never go; what
-        brings none is not held up by it."""
+        """Count one request.
+
+        Raises `TenantExhausted`. A payload above the limit is admitted alone; requests without one are not held up by
+        it.
+        """
         has = self._has.setdefault(tenant, _Has())
         limits = self.limits
         taken = Taken(has, limits)

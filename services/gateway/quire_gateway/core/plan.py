@@ -31,7 +31,7 @@ def shares(ranges: Sequence[ChunkRange], addresses: Mapping[str, str]) -> list[N
 
 
 def delivered_mask(outcomes: Iterable[NodeOutcome], first: int, chunks: int) -> bytes:
-    """One byte for each of `chunks` chunks from `first` on: 1 if a node delivered it."""
+    """Return one byte for each of `chunks` chunks from `first` on: 1 if a node delivered it."""
     mask = bytearray(chunks)
     for outcome in outcomes:
         at = 0

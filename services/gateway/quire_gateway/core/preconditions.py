@@ -14,7 +14,7 @@ _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)*")
 
 
 class Verdict(Enum):
-    """What the conditions of a request say: answer it, answer 304, or answer 412."""
+    """Outcome of a request's conditions: answer it, answer 304, or answer 412."""
 
     PROCEED = 1
     NOT_MODIFIED = 2
@@ -25,7 +25,7 @@ class Verdict(Enum):
 class Tags:
     """A list of entity tags. `any`: it was `*`; `tags`: (weak, tag with its quotes).
 
-    A tag without quotes counts as one with them, as S3's clients write it; what is no tag is passed over.
+    A tag without quotes counts as one with them, as S3's clients write it; anything else is passed over.
     """
 
     any: bool
@@ -33,7 +33,7 @@ class Tags:
 
     @classmethod
     def parse(cls, header: str) -> Tags:
-        """Of If-Match or If-None-Match. A comma within a tag does not end it."""
+        """Parse If-Match or If-None-Match. A comma within a tag does not end it."""
         if header.strip() == "*":
             return cls(True, ())
         tags, at = list[tuple[bool, str]](), 0
@@ -58,7 +58,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Preconditions:
-    """As they came; "" for none."""
+    """The received headers; "" for none."""
 
     if_match: str = ""
     if_none_match: str = ""
@@ -67,14 +67,15 @@ class Preconditions:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Preconditions:
-        """Of a request's headers, which are told apart without regard to case."""
+        """Take them from a request's headers, whatever their case."""
         names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
         return cls(*(headers.get(name, "") for name in names))
 
     @staticmethod
     def allow_range(if_range: str, etag: str, modified_s: float) -> bool:
-        """Whether a part is wanted of what has that tag, by If-Range (§13.1.5); else all of it is. Never of what has a
-        weak tag: its bytes are others the next time.
+        """Return whether a part of the entity with that tag is wanted, by If-Range (§13.1.5); else all of it.
+
+        Never with a weak tag: its bytes differ the next time.
         """
         if etag.startswith("W/"):
             return False
@@ -90,13 +91,13 @@ class Preconditions:
         return bool(self.if_match or self.if_none_match)
 
     def allows_write(self, etag: str | None) -> bool:
-        """Of a PUT, where what is there has that strong tag; None: there is nothing."""
+        """Return the outcome for a PUT, with that strong tag of the current entity; None: there is none."""
         if self.if_match and (etag is None or not Tags.parse(self.if_match).strongly(etag)):
             return False
         return not (self.if_none_match and etag is not None and Tags.parse(self.if_none_match).weakly(etag))
 
     def of_read(self, etag: str, modified_s: float) -> Verdict:
-        """Of a GET or HEAD of what has the tag `etag`, and was modified at that Unix time (§13.2.2)."""
+        """Return the outcome for a GET or HEAD of an entity with that tag and Unix time (§13.2.2)."""
         if self.if_match:
             if not Tags.parse(self.if_match).strongly(etag):
                 return Verdict.FAILED
@@ -113,7 +114,7 @@ def _end(matched: re.Match[str] | None, otherwise: int) -> int:
 
 
 def _seconds(header: str, otherwise: float) -> float:
-    """A date that is none is passed over (§13.1.3)."""
+    """Parse a date; an invalid one is passed over (§13.1.3)."""
     try:
         return parsedate_to_datetime(header).timestamp() if header else otherwise
     except (ValueError, TypeError, OverflowError):

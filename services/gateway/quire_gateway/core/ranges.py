@@ -45,7 +45,10 @@ def check_read(conditions: Preconditions, etag: str, modified_s: float) -> None:
 
 
 def check_write(conditions: Preconditions, etag: str | None) -> None:
-    """`etag` of what is there now. Raises `S3Error`: PreconditionFailed, NoSuchKey for If-Match on nothing."""
+    """Check against the current `etag`.
+
+    Raises `S3Error`: PreconditionFailed, NoSuchKey for If-Match without an object.
+    """
     if conditions.if_match and etag is None:
         raise S3Error("NoSuchKey", "If-Match: there is no such object")
     if not conditions.allows_write(f'"{etag}"' if etag is not None else None):

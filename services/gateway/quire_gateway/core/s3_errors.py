@@ -52,7 +52,7 @@ STATUS: Final[Mapping[str, int]] = {
     "XAmzContentSHA256Mismatch": 400,
 }
 
-# The most specific class that is listed decides; what is not listed is a bug.
+# The most specific listed class decides; an unlisted error is a bug.
 _OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
     errors.InvalidRequest: "InvalidArgument",
     errors.Unauthenticated: "AccessDenied",
@@ -79,7 +79,7 @@ _FIXED: Final = {
 
 
 class S3Error(Exception):
-    """What an S3 client is told. `headers` go with the answer."""
+    """An error for an S3 client. `headers` are sent with the answer."""
 
     def __init__(self, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -93,7 +93,7 @@ class S3Error(Exception):
 
 
 def s3_error_of(error: errors.QuireError) -> S3Error:
-    """By the error's nearest listed ancestor."""
+    """Return the S3 error of the error's nearest listed ancestor."""
     code = next((_OF_QUIRE[kind] for kind in type(error).__mro__ if kind in _OF_QUIRE), "InternalError")
     retry_after = {"Retry-After": str(max(1, round(error.retry_after_s)))} if error.retry_after_s else {}
     return S3Error(code, _FIXED.get(code, str(error)), retry_after)

@@ -1,7 +1,7 @@
-"""AWS Signature Version 4 for S3: what a client claims, and whether its signature fits.
+"""AWS Signature Version 4 for S3: the claim of a client, and the check of its signature.
 
 In the Authorization header and in the query of presigned URLs (AWS, "Authenticating Requests (AWS Signature Version
-4)"). Nothing here knows secrets by itself, the clock, or HTTP.
+4)"). Secrets and the time are arguments; nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AUTHORIZATION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is signed of a request: the path and the query as they came, headers in order with lower-case names."""
+    """The signed part of a request: the raw path and query, headers in order with lower-case names."""
 
     method: str
     path: str
@@ -40,13 +40,13 @@ class Request:
     headers: Sequence[tuple[str, str]]
 
     def header(self, name: str) -> str:
-        """All values of that name, joined as they are signed; "" for none."""
+        """Return the values of that name, joined as in the signature; "" for none."""
         return ",".join(" ".join(value.split()) for key, value in self.headers if key == name)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who a request says it is from. `scope`: date/region/s3/aws4_request; `presigned`: it came in the query."""
+    """Claimed signer of a request. `scope`: date/region/s3/aws4_request; `presigned`: it came in the query."""
 
     access_key: str
     scope: str
@@ -64,13 +64,13 @@ class Claim:
 
 
 def parameters(query: str) -> list[tuple[str, str]]:
-    """Of a query as it came, decoded; "+" is itself."""
+    """Decode a raw query; "+" is itself."""
     parts = [part.partition("=") for part in query.split("&") if part]
     return [(_text(name), _text(value)) for name, _, value in parts]
 
 
 def read_claim(request: Request) -> Claim | None:
-    """None for an anonymous request. Raises `S3Error` for one that cannot be understood."""
+    """Read the claim; None for an anonymous request. Raises `S3Error` for one that cannot be understood."""
     fields = dict(parameters(request.query)) if "X-Amz-Signature=" in request.query else {}
     authorization = request.header("authorization")
     if fields and authorization:
@@ -182,7 +182,7 @@ def string_to_sign(request: Request, claim: Claim) -> str:
 
 
 def canonical_request(request: Request, claim: Claim) -> str:
-    """As the client must have built it."""
+    """Build the canonical request as the client must have."""
     pairs = [(_encoded(name), _encoded(value)) for name, value in _raw_parameters(request.query)]
     query = "&".join(f"{name}={value}" for name, value in sorted(pairs) if name != "X-Amz-Signature")
     values: dict[str, list[str]] = {}
@@ -194,7 +194,7 @@ def canonical_request(request: Request, claim: Claim) -> str:
 
 
 def signing_key(secret: str, scope: str) -> bytes:
-    """By date, region, service."""
+    """Derive the key by date, region, service."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(errors="surrogateescape"), "sha256")

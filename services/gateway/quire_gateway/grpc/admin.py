@@ -27,7 +27,7 @@ from quire_gateway.ports import ClusterSpans
 
 
 class AdminServicer(AdminServiceServicer):
-    """For operators, who know the cluster's secret. Requests go on to the orchestrator as they are."""
+    """Servicer for operators, who know the cluster's secret. Requests are forwarded to the orchestrator unchanged."""
 
     def __init__(
         self,

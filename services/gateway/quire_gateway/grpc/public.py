@@ -43,7 +43,7 @@ _WINDOW_US_MAX: Final = 0xFFFFFFFF
 
 
 class GatewayServicer(GatewayServiceServicer):
-    """Look-ups and transfers are the gateway's own; other short requests go on to the orchestrator as they are.
+    """Look-ups and transfers are the gateway's own; other short requests are forwarded to the orchestrator unchanged.
 
     A session's requests are answered by the same methods.
     """
@@ -238,7 +238,7 @@ class GatewayServicer(GatewayServiceServicer):
                     yield _fetched(event)
 
     async def Retrieve(self, request: pb.RetrieveRequest, context: Any) -> AsyncIterator[pb.RetrieveResponse]:
-        """What was found goes out before any node is asked: a client that has not heard of it knows of no node."""
+        """Send the match before any node is called: without it a client knows of no node."""
         principal = await self._admission.caller(context)
         self._admission.check(principal, Need(salt=request.lookup.namespace.tenant_salt))
         question = await self._question(request.lookup, principal)
@@ -246,7 +246,7 @@ class GatewayServicer(GatewayServiceServicer):
         urgency = convert.urgency_from(request)
         self._addresses.check(principal, requested.target)
         if question.unchained and requested.chunks < len(requested.keys):
-            raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
+            raise InvalidRequest("unchained chunks are all delivered", field="descriptor.first_chunk")
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
         payload, salt = requested.payload_bytes, request.lookup.namespace.tenant_salt
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):

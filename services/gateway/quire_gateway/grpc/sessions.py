@@ -1,8 +1,8 @@
-"""Clients' sessions: many requests over one stream, and what a client has while it is there.
+"""Clients' sessions: many requests over one stream, and the resources of a connected client.
 
-A session owns the leases that it was given and the requests that it has running; with it they end. It outlives its
-stream by a time of grace: answers are numbered and kept until the client has confirmed them, so that one that comes
-back in time misses none. A client that reads slowly, or does not confirm, has its requests wait.
+A session owns its leases and its running requests; with it they end. It outlives its stream by a time of grace: answers
+are numbered and kept until the client has confirmed them, so that one that comes back in time misses none. A client
+that reads slowly, or does not confirm, has its requests wait.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Release = Callable[[bytes], Awaitable[object]]
 
 
 class SessionContext:
-    """What a session's requests are asked with, in the place of a gRPC context."""
+    """Context of a session's requests, in the place of a gRPC context."""
 
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
 
 
 class _Stream:
-    """One of a session. `sent`: the number of the last answer that went out; `news`: what is not numbered."""
+    """Stream of a session. `sent`: the number of the last answer that was sent; `news`: messages without a number."""
 
     def __init__(self, sent: int) -> None:
         self.sent = sent
@@ -68,14 +68,14 @@ class _Stream:
         self.wake = asyncio.Event()
 
     def end(self, error: QuireError | None = None) -> None:
-        """Once what is queued has gone out."""
+        """Close once the queue has been sent."""
         self.over = True
         self.error = self.error or error
         self.wake.set()
 
 
 class Session:
-    """One client's. `answer` serves a request; `release` gives a lease back."""
+    """Session of one client. `answer` serves a request; `release` gives a lease back."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Session:
         return self.stream
 
     def take(self, message: pb.SessionRequest) -> None:
-        """A request; one that is sent again is not begun again, nor one behind the last that the client was told of."""
+        """Take a request, unless it is a repeated one, or behind the last that the client knows is taken."""
         self.confirm(message.received)
         if message.id <= self.heard or self._closed:
             return
@@ -171,7 +171,7 @@ class Session:
             self.stream.wake.set()
 
     async def responses(self, stream: _Stream) -> AsyncIterator[pb.SessionResponse]:
-        """What the stream sends, until it is over."""
+        """Yield the messages of the stream, until it is over."""
         while True:
             stream.wake.clear()
             while stream.sent < self._number and self.stream is stream:
@@ -186,8 +186,10 @@ class Session:
             await stream.wake.wait()
 
     def refuse(self, error: QuireError) -> None:
-        """Refuse new requests. Running requests are answered first, as storage nodes may use the memory that they name;
-        then the stream ends with the error.
+        """Refuse new requests.
+
+        Running requests are answered first, as storage nodes may use the memory that they name; then the stream ends
+        with the error.
         """
         self.refusal = error
         self._end_if_left()
@@ -207,8 +209,8 @@ class Session:
         if self.refusal is not None and not self._requests and self.stream is not None:
             self.stream.end(self.refusal)
         if self.leaving and not self._requests and self.stream is not None:
-            # Requests that are on their way are not taken from here on: the client sends every one behind `heard` to
-            # another gateway, and a transfer that ran at both would be written to by one after the other had ended.
+            # Later requests are refused: the client sends them to another gateway, and a transfer that ran at both
+            # would be written to by one after the other had ended.
             self._closed = True
             self.stream.news.append(pb.SessionResponse(heard=self.heard))
             self.stream.end()
@@ -216,7 +218,7 @@ class Session:
     # ---- leases
 
     def own(self, lease: bytes, expires_ms: int) -> None:
-        """To be given back at the session's end."""
+        """Keep a lease, to be given back at the session's end."""
         self._leases[lease] = expires_ms
         if len(self._leases) > self._leases_max:  # twice as many as were left when it was last looked at
             now_ms = self._clock.now_ms()
@@ -252,7 +254,7 @@ class Session:
 
 
 class Sessions:
-    """Those of this gateway's clients. `methods`: its gRPC frontend, whose methods answer the requests."""
+    """Sessions of this gateway's clients. `methods`: its gRPC frontend, whose methods answer the requests."""
 
     def __init__(
         self,
@@ -282,7 +284,7 @@ class Sessions:
     async def serve(
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        """One stream. Raises `Unauthenticated`; `NodeUnavailable` where this gateway stops."""
+        """Serve one stream. Raises `Unauthenticated`; `NodeUnavailable` if this gateway stops."""
         principal = await self._admission.caller(context)
         name, received = _known(context)
         if self._leaving:
@@ -324,7 +326,7 @@ class Sessions:
             session.leave()
 
     async def close(self) -> None:
-        """Stop what is left."""
+        """Stop the remaining sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(
@@ -345,7 +347,7 @@ class Sessions:
         return session, False
 
     async def _read(self, session: Session, stream: _Stream, requests: AsyncIterator[pb.SessionRequest]) -> None:
-        """What the client sends, while its stream is the session's."""
+        """Read the client's messages, while its stream is the session's."""
         watching = asyncio.create_task(self._watch(session, stream))
         try:
             async for message in requests:
@@ -364,7 +366,7 @@ class Sessions:
             watching.cancel()
 
     async def _renew(self, session: Session, stream: _Stream, header: str) -> None:
-        """Beside what else the client asks. Where Redis does not answer the next time counts."""
+        """Renew leases concurrently with requests. If Redis does not answer, the next time counts."""
         previous = session.context.principal
         try:
             principal = await self._admission.authenticate(header)
@@ -489,7 +491,7 @@ def _known(context: Any) -> tuple[bytes, int]:
 
 
 def _late(request: int) -> pb.SessionResponse:
-    """As gRPC says it: no answer of the method, which may have been at anything when its time was over."""
+    """Build gRPC's error: the method has not answered, and its state at its deadline is unknown."""
     failure = pb.SessionError(status=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message="no answer in time")
     return pb.SessionResponse(id=request, last=True, error=failure)
 

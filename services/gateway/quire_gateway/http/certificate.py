@@ -15,7 +15,7 @@ _LOOK_S: Final = 1.0
 
 
 class PublicCertificate:
-    """Of `cert` and its chain, and `key`, in PEM. Raises `ConfigInvalid`."""
+    """TLS context of `cert` and its chain, and `key`, in PEM. Raises `ConfigInvalid`."""
 
     def __init__(self, cert: str, key: str) -> None:
         self._files = (Path(cert), Path(key))

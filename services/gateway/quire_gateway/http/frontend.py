@@ -58,8 +58,10 @@ _RECORD_TYPE: Final = "application/x-quire-latent"
 
 
 class ImagesFrontend:
-    """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET`, `POST /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
-    `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
+    """The HTTP frontend for images.
+
+    `PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET`, `POST /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
+    `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for invalid presets.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class ImagesFrontend:
                 raise
 
     async def _principal(self, request: web.Request) -> Principal:
-        """By a signed URL, to read; else by the header."""
+        """Authenticate by a signed URL, to read; else by the header."""
         claim = UrlClaim.read(request.path, request.query.items()) if request.method in ("GET", "HEAD") else None
         if claim is None:
             return await self._admission.authenticate(request.headers.get("Authorization", ""))
@@ -142,7 +144,10 @@ class ImagesFrontend:
 
     @web.middleware
     async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A client that goes away ends the making of an image; what writes, or reads a record, goes on to its end."""
+        """Handle a request.
+
+        A client that disconnects ends the making of an image; writes, and reads of a record, are completed.
+        """
         with self._requests.timed(request) as answer:
             answering: Awaitable[web.StreamResponse] = handler(request)
             if request.method not in ("GET", "HEAD") or not request.path.startswith("/v1/images/"):
@@ -152,8 +157,9 @@ class ImagesFrontend:
             return response
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        """Store a latent or a picture. The body: safetensors, raw values, a record, a picture. Its type says which,
-        the rest is in the query.
+        """Store a latent or a picture.
+
+        The body: safetensors, raw values, a record, a picture. Its type says which, the rest is in the query.
         """
         query = named(request.query.items(), OF_A_PUT)
         durability = durability_of(query.get("durability", "local"))
@@ -187,7 +193,7 @@ class ImagesFrontend:
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
 
     async def _record_of(self, body: bytes, kind: str, query: Mapping[str, str]) -> tuple[bytes, Encoded | None]:
-        """The latent record to store, and what a picture lost by becoming one."""
+        """Return the latent record to store, and the loss of encoding a picture."""
         if kind == _RECORD_TYPE:
             return body, None
         if kind in MEDIA_TYPES.values():
@@ -197,8 +203,9 @@ class ImagesFrontend:
         return await asyncio.to_thread(encode_record, values, info_of(query, values.shape, dtype)), None
 
     async def _expected(self, request: web.Request, tenant: str, image_id: str) -> ExpectedImage:
-        """What a PUT's conditions ask for, of the latent's record: its ETag is that of /v1/latents. The catalogue sees
-        to it that it is so when the image is put. Raises `ConditionFailed`.
+        """Return the condition of a PUT on the latent's record: its ETag is that of /v1/latents.
+
+        The catalogue checks it when the image is put. Raises `ConditionFailed`.
         """
         conditions = Preconditions.of(request.headers)
         if not conditions.of_write:
@@ -242,7 +249,7 @@ class ImagesFrontend:
 
         def has(entry: ImageEntry, etag: str) -> bool:
             if version not in ("", entry.version):
-                raise ImageMissing(f"{entry.image_id!r} has no version {version[:80]!r} (any more)", field="v")
+                raise ImageMissing(f"{entry.image_id!r} has no version {version[:80]!r}", field="v")
             verdict = conditions.of_read(etag, entry.created_ms / 1e3)
             if verdict is Verdict.FAILED:
                 raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
@@ -298,8 +305,9 @@ class ImagesFrontend:
         return web.Response(status=204)
 
     async def _delete_all(self, request: web.Request) -> web.StreamResponse:
-        """Forget many. The body: `{"delete": [id, …]}`, a thousand at most. The answer says which there were and which
-        not.
+        """Forget many.
+
+        The body: `{"delete": [id, …]}`, a thousand at most. The answer says which there were and which not.
         """
         try:
             body = await request.json()
@@ -335,21 +343,23 @@ class ImagesFrontend:
         return web.json_response({"status": "ok"}, headers={"Cache-Control": "no-store"})
 
     async def _known_vaes(self, request: web.Request) -> web.StreamResponse:
-        """What a latent's `weights_sha256` can name, and how that is computed."""
+        """Return the values that a latent's `weights_sha256` can have, and how they are computed."""
         vaes = sorted(self._vaes.by_weights.values(), key=lambda vae: (vae.name, vae.weights_sha256))
         answer = {"vaes": [asdict(vae) for vae in vaes], "digest": "sha256sum of the VAE's .safetensors file"}
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
-        """The latent record as it was stored."""
+        """Return the stored latent record."""
         async with self._serving.turn(request[_PRINCIPAL].tenant):
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
         headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(request, entry)
         return await self._send(request, record, headers)
 
     def _for_caches(self, request: web.Request, entry: ImageEntry, *, immutable: bool = False) -> dict[str, str]:
-        """With tokens one URL is another image for each tenant: only the caller's own cache may keep it. A signed URL
-        is one tenant's, for a time; and so is an image that goes. `immutable`: what the URL means will not change.
+        """Return the `Cache-Control` header.
+
+        With tokens one URL is another image for each tenant: only the caller's own cache may keep it. A signed URL is
+        one tenant's, for a time; and so is an image that expires. `immutable`: the meaning of the URL will not change.
         """
         configured = _IMMUTABLE if immutable else self._config.http_cache_control
         directives = [part.strip() for part in configured.split(",")]
@@ -379,7 +389,7 @@ def _listed(entry: ImageEntry) -> dict[str, object]:
 
 
 def _wanted_part(request: web.Request, entry: ImageEntry, etag: str, size: int) -> tuple[int, int] | None:
-    """Start and end (exclusive) of what a GET asks for; None for all. Raises 416."""
+    """Return start and end (exclusive) of a GET's range; None for all. Raises 416."""
     header = request.headers.get("Range", "") if request.method == "GET" else ""
     if not header or not Preconditions.allow_range(request.headers.get("If-Range", ""), etag, entry.created_ms / 1e3):
         return None

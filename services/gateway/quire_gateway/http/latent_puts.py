@@ -1,4 +1,4 @@
-"""What a PUT of a latent says: its query, its headers, and the values in its body."""
+"""Parsing of a latent's PUT: its query, its headers, and the values in its body."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ OF_A_PUT: Final = (
 
 
 def attributes_of(headers: Mapping[str, str], query: Mapping[str, str]) -> ImageAttributes:
-    """Of a PUT: `ttl` in seconds; metadata and provenance in headers. Raises `InvalidRequest`."""
+    """Parse the details of a PUT: `ttl` in seconds; metadata and provenance in headers. Raises `InvalidRequest`."""
     named_so = [(name.lower(), value) for name, value in headers.items() if name.lower().startswith(METADATA)]
     metadata = tuple(sorted((name.removeprefix(METADATA), value) for name, value in named_so))
     return ImageAttributes(1000 * number(query, "ttl", 0), metadata, headers.get(PROVENANCE, ""))
 
 
 def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:
-    """The latent of a body, and its dtype: safetensors, or bytes with `shape` and `dtype` in the query. Raises
-    `RecordInvalid`.
+    """The latent of a body, and its dtype: safetensors, or bytes with `shape` and `dtype` in the query.
+
+    Raises `RecordInvalid`.
     """
     if kind == "application/octet-stream" and "shape" in query:
         dtype = query.get("dtype", "float16")
@@ -44,7 +45,7 @@ def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values,
 
 
 def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> LatentInfo:
-    """From the query, with the names of diffusers' remote_decode: scaling_factor, shift_factor, height, width, …"""
+    """Parse the query, with the names of diffusers' remote_decode: scaling_factor, height and others."""
     scale = number(query, "vae_scale_factor", 8)
     normalisation = Normalisation(
         _float(query, "scaling_factor", 1.0),
@@ -63,7 +64,7 @@ def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> Lat
 
 
 def durability_of(name: str) -> Durability:
-    """By name. Raises `InvalidRequest`."""
+    """Return a dtype by name. Raises `InvalidRequest`."""
     try:
         return Durability[name.upper()]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Which pages of other sites may fetch images (CORS, of the Fetch standard)."""
+"""CORS of the Fetch standard: the pages of other sites that may fetch images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Origins:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer what a browser asks before a request, and say in every answer who may read it."""
+        """Answer preflight requests of browsers, and name in every answer who may read it."""
         if not self._allowed:
             return await handler(request)
         preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers

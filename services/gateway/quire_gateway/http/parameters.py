@@ -1,4 +1,4 @@
-"""How a request over HTTP wants an image: its query, and what it accepts."""
+"""Rendering of an HTTP request: its query, and the formats that it accepts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Value = TypeVar("Value")
 
 
 class Parameters:
-    """What a query may say of an image.
+    """Parameters of an image in a query.
 
-    `presets`: `NAME=QUERY;NAME=QUERY`, such as `thumb=w=200&h=200&fit=cover`. Unless `free`, a query says a preset or
+    `presets`: `NAME=QUERY;NAME=QUERY`, such as `thumb=w=200&h=200&fit=cover`. Unless `free`, a query names a preset or
     none, a format, and a dpr of 1, 2 or 3: so few forms that caches hold them. A signed query may say anything. Raises
     `ConfigInvalid`.
     """
@@ -41,14 +41,17 @@ class Parameters:
             name, _, query = part.partition("=")
             try:
                 if not (name and query) or name in self._presets:
-                    raise ValueError("a name once, and what it means")
+                    raise ValueError("each name once, with its meaning")
                 self._presets[name] = named(parse_qsl(query, strict_parsing=True), _OF_A_PRESET, _ALIASES)
                 _rendering(self._presets[name], "")
             except (InvalidRequest, ValueError) as error:
                 raise ConfigInvalid(f"QUIRE_GATEWAY_IMAGES_PRESETS: {part!r}: {error}") from None
 
     def read(self, query: Iterable[tuple[str, str]], accept: str, *, signed: bool = False) -> Rendering:
-        """Raises `InvalidRequest`, `ParameterUnknown`, `NotAcceptable`. Without `format` the best that is accepted."""
+        """Return the rendering; without `format` the best that is accepted.
+
+        Raises `InvalidRequest`, `ParameterUnknown`, `NotAcceptable`.
+        """
         pairs = list(query)
         preset = [value for name, value in pairs if name == "preset"]
         if not preset and (self._free or signed):
@@ -85,7 +88,7 @@ def without_version(query: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[s
     pairs = list(query)
     versions = [value for name, value in pairs if name == "v"]
     if len(versions) > 1 or "" in versions:
-        raise InvalidRequest("once, and what was said when the image was put", field="v")
+        raise InvalidRequest("once, with the values of its PUT", field="v")
     return (versions or [""])[0], [pair for pair in pairs if pair[0] != "v"]
 
 

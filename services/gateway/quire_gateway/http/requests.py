@@ -1,4 +1,4 @@
-"""What both HTTP frontends do with a request: measure it, trace it, send its answer."""
+"""Handling of requests in both HTTP frontends: measure, trace, send the answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HttpRequests:
 
     @contextlib.contextmanager
     def timed(self, request: web.BaseRequest) -> Iterator[Answer]:
-        """One request; how long it took, by method and status."""
+        """Measure one request by method and status."""
         answer, started_s = Answer(), time.perf_counter()
         try:
             with self.connections.serving(request):

@@ -22,7 +22,7 @@ _ANYTHING: Final = ExpectedImage()
 class LatentGateway:
     """Every method is one request, for a tenant: images are its own.
 
-    A client keeps the memory as it is where the answer leaves open who uses it: `Unavailable`, `DeadlineExceeded`,
+    A client leaves the memory unchanged if the error leaves open who uses it: `Unavailable`, `DeadlineExceeded`,
     `InternalError`.
     """
 
@@ -41,8 +41,9 @@ class LatentGateway:
         expected: ExpectedImage = _ANYTHING,
         ttl_ms: int = 0,
     ) -> bool:
-        """Store the record that lies in `source`; whether the id had another image. Raises `TargetInvalid`,
-        `ConditionFailed`, …
+        """Store the record in `source`; returns whether the id had another image.
+
+        Raises `TargetInvalid`, `ConditionFailed`, …
         """
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": entry.image_id}):
             for _ in range(_PUT_TRIES):
@@ -54,14 +55,14 @@ class LatentGateway:
             raise ChunkMissing(f"the record of {entry.image_id!r} was evicted again and again", field="id")
 
     async def get(self, tenant: str, image_id: str, target: RdmaTarget) -> ImageEntry:
-        """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`, …"""
+        """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`."""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": image_id}):
             entry = await self._catalogue.head(tenant, image_id)
             await self.read(entry, target)
             return entry
 
     async def read(self, entry: ImageEntry, target: RdmaTarget) -> None:
-        """Have that very record written to the beginning of `target`. Raises `ChunkMissing`, `TargetInvalid`, …"""
+        """Have that very record written to the beginning of `target`. Raises `ChunkMissing`, `TargetInvalid`."""
         layout = entry.namespace.layout
         if target.length < layout.chunk_bytes:
             raise TargetInvalid(f"{target.length} bytes, {layout.chunk_bytes} are needed", field="target")

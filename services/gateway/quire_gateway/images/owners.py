@@ -1,4 +1,4 @@
-"""Which decoder an image belongs to, and what the decoders' images depend on, as the cluster's view says."""
+"""The decoder that an image belongs to, and the facts that decoded images depend on, from the cluster's view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageOwners:
         return rendezvous(record_name, usable)[0] if usable else None
 
     def with_vae(self, weights_sha256: str, name: bytes) -> Node | None:
-        """Among the decoders that have a VAE, the one with the highest rendezvous hash for a name."""
+        """Return, among the decoders that have a VAE, the one with the highest rendezvous hash for a name."""
         failing = self.failing
         usable = [
             node
@@ -49,7 +49,7 @@ class ImageOwners:
         return rendezvous(name, usable)[0] if usable else None
 
     def failed(self, owner: Node) -> None:
-        """It did not answer."""
+        """Note that a decoder did not answer."""
         failing, now_s = self.failing, self._clock.monotonic_s()
         self._failed = {name: until_s for name, until_s in self._failed.items() if name in failing}
         self._failed[owner.node_id] = now_s + _FAILED_S

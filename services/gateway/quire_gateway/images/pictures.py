@@ -24,7 +24,7 @@ class Encoded:
 
     @property
     def metadata(self) -> tuple[str, str]:
-        """As it is kept with the image."""
+        """The loss that is kept with the image."""
         return "fidelity-psnr-db", f"{self.psnr_db:.2f}" if math.isfinite(self.psnr_db) else "inf"
 
 
@@ -38,7 +38,10 @@ class Pictures:
         self._memory = memory
 
     async def encode(self, file: bytes, weights_sha256: str) -> Encoded:
-        """Without weights by the cluster's only VAE. Raises `InvalidRequest`, `NoDecoder`, what the decoder raises."""
+        """Encode a picture, without weights by the cluster's only VAE.
+
+        Raises `InvalidRequest`, `NoDecoder`, and the decoder's errors.
+        """
         weights = weights_sha256.lower() or self._only_vae()
         await self._vaes.check_known(weights)
         decoder = self._owners.with_vae(weights, hashlib.sha256(file).digest())

@@ -1,6 +1,4 @@
-"""Images through the frontend: whether the client has the image already, whether its owner has it cached, which decoder
-makes it, and whether that failed.
-"""
+"""Reads of images: from the client's cache, the owner's cache, or a decoder; and its failures."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from quire_gateway.ports import Clock, Decoders, Entries, ImageRoute, Router
 
 @dataclass(frozen=True, slots=True)
 class ImageServed:
-    """What a client gets. `length` 0: what it has is still good."""
+    """Result for a client. `length` 0: its version is still good."""
 
     entry: ImageEntry
     etag: str
@@ -38,7 +36,7 @@ class ImageServed:
 
 
 def has_nothing(entry: ImageEntry, etag: str) -> bool:
-    """Of a client that wants the image whatever it is."""
+    """Conditions of a client that wants the image in any version."""
     return False
 
 
@@ -75,8 +73,9 @@ class ImageReads:
     async def get(
         self, tenant: str, image_id: str, rendering: Rendering, memory: Memory | None, has: Has
     ) -> ImageServed:
-        """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder
-        raises.
+        """Have it written into `memory`.
+
+        Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder raises.
 
         One that fails is not replaced here: it may still write into that memory, so another try needs other memory.
         """
@@ -106,7 +105,7 @@ class ImageReads:
     async def _cached(
         self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
     ) -> ImageServed | None:
-        """From the owner's cache, if that takes no decoding."""
+        """Serve from the owner's cache, if that needs no decoding."""
         owner = self._owners.owner(entry.record_name)
         if owner is None:
             return None
@@ -152,7 +151,7 @@ class ImageReads:
 
 
 def _without_decoder(route: ImageRoute, rendering: Rendering, has: Has) -> ImageServed:
-    """What a client has may be good all the same. Raises `NoDecoder`."""
+    """Check whether the client's version is good without a decoder. Raises `NoDecoder`."""
     etag = rendering.etag(route.entry, route.build)
     if route.build and has(route.entry, etag):
         return ImageServed(route.entry, etag)

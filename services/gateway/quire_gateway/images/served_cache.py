@@ -13,8 +13,10 @@ _SHARE_MAX: Final = 16
 
 
 class ServedImages:
-    """Keeps images by record and ETag; the least recently sent one leaves first. The catalogue is read for each request
-    all the same: an image that is deleted or replaced has no entry, or another ETag.
+    """Keeps images by record and ETag; the least recently sent one leaves first.
+
+    The catalogue is read for each request all the same: an image that is deleted or replaced has no entry, or another
+    ETag.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -23,14 +25,14 @@ class ServedImages:
         self._bytes = 0
 
     def get(self, entry: ImageEntry, etag: str) -> tuple[ImageServed, bytes] | None:
-        """As it was sent."""
+        """Return the bytes that were sent."""
         key = entry.record_name, etag
         if (image := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
         return image
 
     def keep(self, served: ImageServed, data: bytes) -> None:
-        """It was sent."""
+        """Keep an image that was sent."""
         key = served.entry.record_name, served.etag
         if not data or len(data) * _SHARE_MAX > self._bytes_max or key in self._kept:
             return

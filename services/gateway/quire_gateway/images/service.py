@@ -34,7 +34,7 @@ _NOTHING_SAID: Final = ImageAttributes()
 
 
 class Memory(Protocol):
-    """Registered memory that peers write to and read from; what a silent one may still use is quarantined."""
+    """Registered memory that peers write to and read from; ranges that a silent one may still use are quarantined."""
 
     async def pull(self, target: RdmaTarget, length: int) -> bytes:
         """Read from a peer's memory. Raises `TargetInvalid`, `PeerLost`."""
@@ -49,9 +49,8 @@ class Memory(Protocol):
 class ImageService:
     """Every method is one request, for a tenant: images are its own.
 
-    `reach`: makes sure that the data plane reaches the cluster first. `name`: what the chunk store calls a tenant's
-    record of a digest. `kept_bytes`: of images that were just sent.
-    `stored`: is told of new records.
+    `reach`: makes sure that the data plane reaches the cluster first. `name`: returns the chunk store's name of a
+    tenant's record. `kept_bytes`: of images that were just sent. `stored`: called with new records.
     """
 
     def __init__(
@@ -80,8 +79,10 @@ class ImageService:
     async def get(
         self, tenant: str, image_id: str, rendering: Rendering, has: Has = has_nothing
     ) -> tuple[ImageServed, bytes]:
-        """An image, encoded as asked; no bytes where the client `has` it. One that was just sent is sent again while
-        the catalogue has it so; else a decoder that fails is passed over once.
+        """An image, encoded as asked; no bytes where the client `has` it.
+
+        One that was just sent is sent again while the catalogue has it so; else a decoder that fails is passed over
+        once.
 
         Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
         """
@@ -147,8 +148,10 @@ class ImageService:
         attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a record under an id. Raises `RecordInvalid`, also for one that no VAE of the cluster decodes,
-        `InvalidRequest`, also for provenance that no decoder signs, `ConditionFailed`.
+        """Store a record under an id.
+
+        Raises `RecordInvalid`, also for one that no VAE of the cluster decodes, `InvalidRequest`, also for provenance
+        that no decoder signs, `ConditionFailed`.
         """
         entry, values, info = await asyncio.to_thread(entry_of_record, image_id, record)
         metadata = tuple(sorted(attributes.metadata))
@@ -177,8 +180,9 @@ class ImageService:
         attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool,
     ) -> ImageEntry:
-        """Store the record that lies in a client's memory: it is read and checked here, and stored from here, so that
-        it is the one that its digest says. Raises as `put_record`, `TargetInvalid`, `PeerLost`.
+        """Store the record in a client's memory: it is read, checked and stored here, so that its digest is right.
+
+        Raises as `put_record`, `TargetInvalid`, `PeerLost`.
         """
         check_image_id(image_id)
         if not 0 < length <= RECORD_BYTES_MAX:
@@ -196,7 +200,7 @@ class ImageService:
         )
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Raises `ImageMissing`."""
+        """Delete an image. Raises `ImageMissing`."""
         check_image_id(image_id)
         return await self._catalogue.head(tenant, image_id)
 
@@ -206,7 +210,7 @@ class ImageService:
         return await self._catalogue.delete(tenant, image_id)
 
     async def delete_all(self, tenant: str, image_ids: Sequence[str]) -> list[bool]:
-        """Of each whether there was one. Raises `InvalidRequest` before any is deleted."""
+        """Delete several; returns for each whether it existed. Raises `InvalidRequest` before any is deleted."""
         for image_id in image_ids:
             check_image_id(image_id)
         turns = asyncio.Semaphore(_DELETES)
@@ -218,13 +222,14 @@ class ImageService:
         return await asyncio.gather(*(delete(name) for name in image_ids))
 
     async def page(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
-        """Images whose ids begin with `prefix` and come after `after`, in order; and after which the next page begins
-        ("": there is none).
+        """Return images whose ids begin with `prefix` and come after `after`, in order; and the next `after`.
+
+        The latter is "" at the end.
         """
         return await self._catalogue.list(tenant, prefix, after, limit)
 
     async def list(self, tenant: str, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
-        """All images whose ids begin with `prefix` and come after `after`, in order."""
+        """Yield the images whose ids begin with `prefix` and come after `after`, in order."""
         while True:
             page, after = await self._catalogue.list(tenant, prefix, after, _PAGE)
             for entry in page:

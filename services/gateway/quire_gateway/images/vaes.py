@@ -1,4 +1,4 @@
-"""What the decoders can do, as they say: a latent that none of them decodes is not stored, nor provenance unsigned."""
+"""Abilities of the decoders: a latent that none of them decodes is not stored, nor provenance that none signs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire_server.cluster_view import ClusterView
 
 
 class KnownVaes:
-    """Of the decoders that are alive; without any, of those that were last."""
+    """VAEs of the live decoders; without any, of the last ones."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -21,7 +21,7 @@ class KnownVaes:
 
     @property
     def by_weights(self) -> Mapping[str, KnownVae]:
-        """By the digest of their weights."""
+        """Return the VAEs by the digest of their weights."""
         abouts = [node.about for node in self._view.live.values()]
         vaes = {vae.weights_sha256: vae for about in abouts if isinstance(about, DecoderInfo) for vae in about.vaes}
         if vaes:
@@ -29,7 +29,7 @@ class KnownVaes:
         return self._last
 
     async def check(self, values: Values, info: LatentInfo) -> None:
-        """Raises `RecordInvalid` for a latent that none decodes, `NoDecoder` where none has been heard of."""
+        """Check a latent. Raises `RecordInvalid` for one that no decoder decodes, `NoDecoder` if none is known."""
         try:
             await asyncio.to_thread(check_decodable, values, info, self.by_weights)
         except RecordInvalid:
@@ -57,7 +57,7 @@ class KnownVaes:
             raise InvalidRequest(message, field="weights_sha256")
 
     async def check_signed(self) -> None:
-        """Raises `InvalidRequest` where no decoder signs provenance."""
+        """Check provenance. Raises `InvalidRequest` if no decoder signs it."""
         if not self._signs():
             await self._view.refresh()
             if not self._signs():

@@ -25,7 +25,7 @@ class Leases:
 
     @contextlib.asynccontextmanager
     async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[Found]:
-        """What of the keys is stored, pinned."""
+        """Look up the stored part of the keys, pinned."""
         leased = await self._lookups.lookup(Question(namespace, keys, _TTL_MS))
         try:
             yield leased
@@ -36,7 +36,7 @@ class Leases:
                 releasing.add_done_callback(self._releasing.discard)
 
     async def close(self) -> None:
-        """Give back what is left."""
+        """Give back the remaining leases."""
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def _release(self, lease: bytes) -> None:

@@ -22,7 +22,7 @@ from quire_server.clock import Clock
 
 
 class RetentionIndex(Protocol):
-    """What retentions need of the index; see `quire_server.redis.PrefixIndex`."""
+    """Port of retentions to the index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
@@ -69,8 +69,8 @@ class Retention:
     async def retain(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> tuple[int, int]:
         """Keep the longest indexed prefix; how many chunks of it can be read, and until when (ms since the Unix epoch).
 
-        Raises `InvalidRequest` for a time that is too long, and for keys that are no prefix; `QuotaExceeded` if the
-        tenant would retain more than it may store.
+        Raises `InvalidRequest` for a time that is too long, and for unchained keys; `QuotaExceeded` if the tenant would
+        retain more than it may store.
         """
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")

@@ -1,6 +1,6 @@
 """Reads of one chunk: a record of an image, an S3RDMA Direct GET.
 
-They take no lease: the node that delivers holds the chunk meanwhile, and there is no other that might go. That saves
+They take no lease: the delivering node holds the chunk during the read, and no other chunk is involved. That saves
 two scripts of Redis for each.
 """
 
@@ -29,7 +29,7 @@ class SingleChunkReads:
         while True:
             match = await self._lookups.lookup(question)
             if not match.matched_chunks or (tried is not None and match.ranges == tried.ranges):
-                raise ChunkMissing(f"{name} is not stored (any more)", field="key")
+                raise ChunkMissing(f"{name} is not stored", field="key")
             tried = match
             try:
                 return await self._gateway.fetch_whole(

@@ -38,7 +38,7 @@ _RETRY_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FetchSummary:
-    """What arrived: one byte per chunk, and how many from the first on an engine can use."""
+    """Delivered chunks: one byte per chunk, and how many from the first on an engine can use."""
 
     delivered: bytes
     usable_chunks: int
@@ -46,24 +46,26 @@ class FetchSummary:
 
 
 class Readable(Protocol):
-    """What can be read: a `Lease`, or a `Found`."""
+    """Readable chunks: a `Lease`, or a `Found`."""
 
     @property
     def ranges(self) -> Sequence[ChunkRange]:
-        """Of the matched chunks, with the nodes that deliver them."""
+        """Ranges of the matched chunks, with the nodes that deliver them."""
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Of those nodes' gRPC servers, by node."""
+        """Addresses of those nodes' gRPC servers, by node."""
 
     @property
     def tenant(self) -> TenantPolicy:
-        """Whose request it is, and what that tenant gets of the links."""
+        """Tenant of the request, with its share of links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchCall:
-    """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile.
+    """A fetch of matched chunks.
+
+    `lease`: the token of the one that pins it; without one a chunk may be evicted before its delivery.
 
     `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
     memory; 0 for as long as this gateway permits transfers. `namespace`: tag of the namespace that the keys were
@@ -103,7 +105,7 @@ class StoreCall:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a store goes."""
+    """Placement of a store."""
 
     ranges: Sequence[ChunkRange]
     nodes: Sequence[NodeAddress]
@@ -112,7 +114,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """What was stored, and what had been before."""
+    """Chunks that were stored, and those that had been before."""
 
     stored_chunks: int
     known_chunks: int
@@ -147,9 +149,9 @@ class KvTransfers:
         yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
 
     async def prefetch(self, readable: Readable, keys: ChunkKeys, within_ms: int) -> int:
-        """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there.
+        """Have matched chunks brought into the memory of the nodes that would deliver them; returns how many are there.
 
-        Raises what the first node did where all have failed.
+        Raises the first node's error if all have failed.
         """
         with self._transfer():
             of_node: dict[str, bytes] = {}
@@ -289,7 +291,7 @@ def _note(outcome: NodeOutcome) -> None:
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
-    # A node that refused, or that was never asked, has written nothing; one that cannot be heard may still be writing.
+    # A node that refused, or that was never asked, has written nothing; a silent one may still be writing.
     refused = error.unsent or not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
     return NodeOutcome(
         share.node_id,

@@ -18,7 +18,7 @@ _WATCHERS_MAX: Final = 64
 
 
 class EventSource(Protocol):
-    """Where they are kept; see `quire_server.redis.CacheEvents`."""
+    """Port to the stored events; see `quire_server.redis.CacheEvents`."""
 
     async def read(self, cursor: str, limit: int) -> EventPage: ...
 
@@ -32,13 +32,13 @@ class EventWatch:
         self._watchers = 0
 
     def end(self) -> None:
-        """All watchers' iterators end soon: the gateway stops."""
+        """End the iterators of all watchers: the gateway stops."""
         self._ended.set()
 
     async def follow(self, cursor: str) -> AsyncIterator[EventPage]:
-        """Pages as they come, until `end`; the first at once, with the cursor to begin with.
+        """Yield pages as they arrive, until `end`; the first at once, with the cursor to begin with.
 
-        Raises `InvalidRequest` for what is no cursor, `TooManyRequests`.
+        Raises `InvalidRequest` for an invalid cursor, `TooManyRequests`.
         """
         if self._watchers >= _WATCHERS_MAX:
             raise TooManyRequests(f"{self._watchers} watchers at this gateway; try another one")

@@ -36,8 +36,10 @@ _HEADERS: Final = {
 
 
 class PageFrontend:
-    """`nodes`: all members, with their stats. `counts`: chunks that look-ups asked this gateway for, by namespace's tag
-    and whether they were hits. Wants HTTP basic authentication with the page's token (`quire page`), any user.
+    """`nodes`: all members, with their stats.
+
+    `counts`: chunks that look-ups asked this gateway for, by namespace's tag and whether they were hits. Wants HTTP
+    basic authentication with the page's token (`quire page`), any user.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The caller of a request, and what it may do: signature, tenant, grants."""
+"""The caller of a request, and its rights: signature, tenant, grants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOBODY: Final = secrets.token_hex(20)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who signed a request, and with what."""
+    """Signer of a request, with the key."""
 
     key: AccessKey
     signing: Signing
@@ -30,7 +30,7 @@ class Caller:
     def tenant_of(self, bucket: str) -> str:
         """The tenant whose bucket the name means for this caller: its own, unless one was granted.
 
-        Other tenants' buckets are not looked at, so that neither an answer nor its time tells of them.
+        Other tenants' buckets are not looked at, so that neither an answer nor its time reveals them.
         """
         granted = [grant.tenant for grant in self.key.grants if grant.bucket == bucket]
         if bucket in RESERVED:
@@ -38,7 +38,7 @@ class Caller:
         return granted[0] if granted else self.key.tenant
 
     def check(self, tenant: str, bucket: str, key: str, level: Level) -> None:
-        """Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
+        """Check a right. Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
         if level is not Level.READ and self.key.read_only:
             raise S3Error("AccessDenied", "Access Denied")
         if tenant == self.key.tenant:
@@ -58,7 +58,7 @@ class Authenticator:
         self._clock = clock
 
     async def caller(self, request: Request) -> Caller:
-        """Raises `S3Error`. An unknown key takes as long as a known one."""
+        """Return the caller. Raises `S3Error`. An unknown key takes as long as a known one."""
         claim = read_claim(request)
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied")

@@ -1,4 +1,4 @@
-"""What a bucket is made of. Ordinary ones hold what clients put there; KV chunks and latents have buckets of their own.
+"""Backends of buckets. Ordinary ones contain the objects of clients; KV chunks and latents have buckets of their own.
 
 A backend knows nothing of HTTP and nothing of the caller.
 """
@@ -26,7 +26,7 @@ PART_BYTES_MIN: Final = 5 << 20
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a client says of an object besides its bytes."""
+    """Description of an object by its client, besides its bytes."""
 
     headers: Mapping[str, str]
     metadata: Mapping[str, str]
@@ -36,10 +36,10 @@ class Backend(Protocol):
     """The objects of one bucket, in order of the bytes of their keys."""
 
     async def check_there(self) -> None:
-        """Raises `S3Error` NoSuchBucket."""
+        """Check the bucket. Raises `S3Error` NoSuchBucket."""
 
     async def head(self, key: str) -> StoredObject | None:
-        """None if there is no such key; `S3Error` NoSuchBucket if there is not even the bucket."""
+        """Return an object's entry; None if there is no such key. Raises `S3Error` NoSuchBucket."""
 
     def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
     async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
@@ -55,7 +55,7 @@ class Backend(Protocol):
 class ObjectBackend:
     """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB.
 
-    What is written raises `QuotaExceeded`, where the tenant has `quotas`.
+    A write raises `QuotaExceeded`, if the tenant has `quotas`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ObjectBackend:
         return page
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
-        """In pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
+        """Yield the bytes in pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
         reading: asyncio.Task[memoryview] | None = None
         try:
             for blob, first, last in _extents(entry.blobs, start, end):
@@ -160,7 +160,7 @@ class ObjectBackend:
         return upload_id
 
     async def upload(self, key: str, upload_id: str) -> Upload:
-        """Raises `S3Error` NoSuchUpload."""
+        """Put a part. Raises `S3Error` NoSuchUpload."""
         upload = await self._buckets.upload(*self._at, upload_id)
         if upload is None or upload.key != key:
             await self.check_there()
@@ -171,7 +171,7 @@ class ObjectBackend:
         return await self._buckets.uploads(*self._at)
 
     async def parts(self, key: str, upload_id: str) -> list[Part]:
-        """Of an upload, by number. Raises `S3Error` NoSuchUpload."""
+        """Return the parts of an upload, by number. Raises `S3Error` NoSuchUpload."""
         _, parts = await self._upload_and_parts(key, upload_id)
         return sorted(parts.values(), key=lambda part: part.number)
 
@@ -219,7 +219,7 @@ class ObjectBackend:
     async def _object_of(
         self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], etag: str
     ) -> tuple[StoredObject, list[Part]]:
-        """What an upload becomes, and the parts that it is made of. Raises `S3Error`."""
+        """Return the object that an upload becomes, and its parts. Raises `S3Error`."""
         upload, parts = await self._upload_and_parts(key, upload_id)
         chosen = []
         for number, tag in part_names:
@@ -245,7 +245,7 @@ class ObjectBackend:
     # ----
 
     async def _write(self, body: Body) -> list[Blob]:
-        """Its bytes, in blobs that nothing refers to yet."""
+        """Write its bytes, in blobs without a reference."""
         blobs: list[Blob] = []
         try:
             async for piece in body.pieces(BLOB_BYTES):
@@ -280,7 +280,10 @@ class ObjectBackend:
             raise
 
     async def _commit(self, entry: StoredObject, expected: str) -> None:
-        """Where the outcome is not known (Redis did not answer), the blobs are left: they go in a day, or are used."""
+        """Remove the blobs.
+
+        If the outcome is unknown (Redis did not answer), they are left: they are deleted in a day, or are used.
+        """
         outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
         if outcome is not CommitOutcome.COMMITTED:
             await self._abandon(entry.blobs)
@@ -297,7 +300,7 @@ class ObjectBackend:
 
 
 def _etag_of_parts(part_names: Sequence[tuple[int, str]]) -> str:
-    """Of an object that is made of parts, by their ETags. Raises `S3Error` InvalidPart."""
+    """Return the ETag of an object that is made of parts, by their ETags. Raises `S3Error` InvalidPart."""
     try:
         digests = b"".join(bytes.fromhex(tag) for _, tag in part_names)
     except ValueError:
@@ -321,7 +324,7 @@ def _check(outcome: CommitOutcome) -> None:
 
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:
-    """Which bytes of which blobs make [start, end) of them all."""
+    """Return the ranges of blobs that make [start, end) of them all."""
     extents, at = [], 0
     for blob in blobs:
         first, last = max(start - at, 0), min(end - at, blob.size)

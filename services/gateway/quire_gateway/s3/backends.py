@@ -1,4 +1,4 @@
-"""Which backend a bucket's name means for a caller."""
+"""Backends by bucket name and caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ABORTS_S: Final = 3600.0
 
 
 class Backends:
-    """All buckets. `reserved`: by name, what makes a reserved bucket's backend for a tenant.
+    """Backends of all buckets. `reserved`: by name, the factory of a reserved bucket's backend for a tenant.
 
     `quotas`: None for no limits. `upload_s`: age in seconds at which an unfinished multipart upload is aborted; 0 for
     never.
@@ -46,7 +46,10 @@ class Backends:
         self._quotas = quotas
 
     def backend(self, caller: Caller, bucket: str, key: str, level: Level) -> Backend:
-        """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
+        """Return the backend of a bucket, for a key, or for a prefix of keys.
+
+        Raises `S3Error` AccessDenied, NoSuchBucket.
+        """
         if bucket in RESERVED:
             caller.check(SYSTEM_TENANT, bucket, key, level)
             reserved = self.reserved.get(bucket)
@@ -56,13 +59,13 @@ class Backends:
         return self.object_backend(caller, bucket, key, level)
 
     def known(self, caller: Caller, bucket: str) -> Backend:
-        """Of a bucket; what the caller may do in it is asked key by key."""
+        """Return the backend of a bucket; the caller's rights in it are checked key by key."""
         if bucket in RESERVED and bucket in self.reserved:
             return self.reserved[bucket](caller.key.tenant)
         return self._backend(caller.tenant_of(bucket), bucket)
 
     def object_backend(self, caller: Caller, bucket: str, key: str, level: Level) -> ObjectBackend:
-        """Of an ordinary bucket; whether it is there shows when it is used. Raises `S3Error`."""
+        """Return the backend of an ordinary bucket; whether it exists shows when it is used. Raises `S3Error`."""
         if bucket in RESERVED:
             raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")
         tenant = caller.tenant_of(bucket)

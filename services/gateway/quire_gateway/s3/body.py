@@ -21,14 +21,14 @@ _SPOOLED_BYTES: Final = 1 << 20
 
 
 class Content(Protocol):
-    """What comes from the connection."""
+    """Bytes from the connection."""
 
     async def readany(self) -> bytes:
-        """Some bytes, b"" at the end."""
+        """Read some bytes, b"" at the end."""
 
 
 class Body:
-    """Read it once, by `pieces`; then `finish` says what it was. `length`: of the payload, as announced."""
+    """Read it once, by `pieces`; then `finish` returns its digests. `length`: of the payload, as announced."""
 
     def __init__(self, content: Content, length: int, checks: BodyChecks, framing: AwsChunked | None) -> None:
         self._content = content
@@ -72,7 +72,7 @@ class Body:
                 await hashing
 
     async def whole(self, limit: int) -> bytes:
-        """All of it, at most so many bytes. Raises `S3Error` EntityTooLarge."""
+        """Read all of it, at most `limit` bytes. Raises `S3Error` EntityTooLarge."""
         self._check_length(limit)
         return b"".join([piece async for piece in self.pieces(max(1, limit))])
 
@@ -91,7 +91,7 @@ class Body:
             raise S3Error("EntityTooLarge", f"{self.length} bytes; {limit} at most here")
 
     def finish(self) -> tuple[str, dict[str, str]]:
-        """MD5 and checksums. Raises `S3Error` if the body is not what was announced."""
+        """MD5 and checksums. Raises `S3Error` if the body differs from its announcement."""
         if self._framing is not None:
             self._framing.finish()
         if self.size != self.length:

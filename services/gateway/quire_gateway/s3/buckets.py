@@ -186,7 +186,7 @@ class BucketRequests:
         return xml_answer(xml.document("ListMultipartUploadsResult", children))
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
-        """DeleteObjects: each key by itself; what may not be deleted is named, the others go."""
+        """DeleteObjects: each key separately; keys that may not be deleted are named, the others are deleted."""
         keys, quiet = xml.read_delete(await call.xml())
         tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
         children: list[tuple[str, Any]] = []
@@ -207,7 +207,7 @@ class BucketRequests:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What all listings are asked."""
+    """Parameters of all listings."""
 
     prefix: str
     delimiter: str
@@ -218,7 +218,7 @@ class _Asked:
         return xml.encoded(text, self.encoding)
 
     def echoed(self, bucket: str, listing: Listing) -> list[tuple[str, Any]]:
-        """What all answers begin with."""
+        """Return the elements that all answers begin with."""
         children: list[tuple[str, Any]] = [
             ("Name", bucket),
             ("Prefix", self.encoded(self.prefix)),

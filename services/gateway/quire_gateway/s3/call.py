@@ -1,4 +1,4 @@
-"""One S3 request on its way through the frontend: where it points, its caller, what it says."""
+"""An S3 request on its way through the frontend: its target, its caller, its parameters."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class Call:
             raise S3Error("NotImplemented", "Of ACLs there is only private; access keys have grants")
 
     async def check_private(self) -> None:
-        """Of a request that sets an ACL. Raises `S3Error` where it is another than `private`."""
+        """Check a request that sets an ACL. Raises `S3Error` for another one than `private`."""
         if await self.xml():
             raise S3Error("NotImplemented", "Of ACLs there is only private, as x-amz-acl; access keys have grants")
         if not self.header("x-amz-acl"):
             raise S3Error("InvalidRequest", "A request to set an ACL needs x-amz-acl")
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
-        """Of the query. Raises `S3Error` InvalidArgument."""
+        """Return a number of the query. Raises `S3Error` InvalidArgument."""
         text = self.query.get(name, "")
         if not text:
             return default
@@ -183,7 +183,7 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Raises `S3Error` InvalidBucketName."""
+    """Check a name. Raises `S3Error` InvalidBucketName."""
     if (
         not _BUCKET.fullmatch(bucket)
         or _ADDRESS.fullmatch(bucket)

@@ -1,4 +1,4 @@
-"""What is known of a body before it is kept: its length, its digests, and whether they are what the client said."""
+"""Checks of a body before it is kept: its length, its digests, and the client's declarations of these."""
 
 from __future__ import annotations
 

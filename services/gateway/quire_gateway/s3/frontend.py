@@ -122,7 +122,7 @@ class S3Frontend:
             ("object", "POST", "uploadId", objects.complete_upload),
         ]
         self._copy: Operation = objects.copy
-        # Requests whose bytes go another way, by (level, method) and the header that says so.
+        # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
         self._by_rdma: list[tuple[str, str, str, Operation]] = [
             ("object", "GET", TOKEN, rdma.get),
             ("object", "PUT", TOKEN, rdma.put),
@@ -216,7 +216,10 @@ class S3Frontend:
             return await operation(call)
 
     def _operation(self, call: Call) -> tuple[Operation, bool]:
-        """What is asked for, and whether its bytes go by RDMA. Raises `S3Error` NotImplemented, MethodNotAllowed."""
+        """Return the operation, and whether its bytes are sent by RDMA.
+
+        Raises `S3Error` NotImplemented, MethodNotAllowed.
+        """
         level = "object" if call.key else "bucket" if call.bucket else "service"
         absent = sorted(
             _ABSENT & call.query.keys() - ({"versionId"} if call.query.get("versionId") == "null" else set())

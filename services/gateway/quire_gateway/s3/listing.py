@@ -13,7 +13,7 @@ _AFTER_JUMP: Final = 32  # the next entry is often a common prefix too: most of 
 
 @dataclass(slots=True)
 class Listing:
-    """Up to so many entries: objects and common prefixes together. `last`: of them; "" if there is no more."""
+    """A page of entries: objects and common prefixes together. `last`: of them; "" at the end."""
 
     objects: list[StoredObject] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)

@@ -129,7 +129,7 @@ class ObjectRequests:
         return xml_answer(xml.document("CopyObjectResult", children))
 
     async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
-        """Of x-amz-copy-source, with its conditions. Raises `S3Error`."""
+        """Return the source of x-amz-copy-source, with its conditions. Raises `S3Error`."""
         text = unquote(call.header("x-amz-copy-source")).removeprefix("/")
         if "?versionId=" in text:
             text, _, version = text.partition("?versionId=")
@@ -245,14 +245,14 @@ async def _found(backend: Backend, call: Call) -> StoredObject:
 
 
 async def expected_etag(backend: Backend, key: str, conditions: Preconditions) -> str:
-    """What must be there at the end of a write: checked now, and again when it is committed."""
+    """Return the condition on a write: checked now, and again when it is committed."""
     entry = await backend.head(key)
     check_write(conditions, entry.etag if entry is not None else None)
     return "absent" if entry is None else entry.etag
 
 
 def _overrides(call: Call) -> dict[str, str]:
-    """Raises `S3Error` InvalidArgument for what no header can hold."""
+    """Check response headers. Raises `S3Error` InvalidArgument for an impossible one."""
     headers = {name: call.query[parameter] for parameter, name in _OVERRIDES.items() if parameter in call.query}
     if any(not value.isprintable() for value in headers.values()):
         raise S3Error("InvalidArgument", "A response header cannot hold control characters")

@@ -1,4 +1,4 @@
-"""What the S3 frontend needs from outside."""
+"""Ports of the S3 frontend."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class Blobs(Protocol):
     """Immutable bytes in the object tier."""
 
     def new_name(self) -> str:
-        """One that no blob has."""
+        """Return a new name."""
 
     async def write(self, name: str, data: Any) -> None: ...
     async def read(self, name: str, start: int, end: int) -> memoryview:
-        """Raises `ChunkMissing`, `Unavailable`."""
+        """Read a blob. Raises `ChunkMissing`, `Unavailable`."""
 
     async def delete(self, name: str) -> None:
-        """One that is not there is deleted."""
+        """Delete a blob; a missing one is no error."""
 
 
 class TenantQuotas(Protocol):
-    """What a tenant may keep."""
+    """Quotas of tenants."""
 
     def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
         """Reserve room while bytes are written. Raises `QuotaExceeded`."""
 
 
 class Buckets(Protocol):
-    """Names of buckets, what is known of the objects in them, and which blobs they are; of all tenants."""
+    """Names of buckets, and the metadata and blobs of their objects; of all tenants."""
 
     async def create(self, tenant: str, bucket: str, created_s: float) -> bool:
         """Whether it is new."""
@@ -39,14 +39,15 @@ class Buckets(Protocol):
     async def exists(self, tenant: str, bucket: str) -> bool: ...
 
     async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
-        """Remove a bucket that has no objects, with its unfinished uploads; whether it had none."""
+        """Remove a bucket without objects, with its unfinished uploads; whether it had none."""
 
     async def all(self, tenant: str) -> list[tuple[str, float]]:
         """Names and times of creation, in order."""
 
     async def stored_bytes(self, tenant: str) -> int:
-        """Return a tenant's charge: the bytes of its objects, parts and unremoved blobs, and `ENTRY_BYTES` for each
-        object, part, upload and bucket.
+        """Return a tenant's charge in bytes.
+
+        It counts objects, parts and unremoved blobs, and `ENTRY_BYTES` for each object, part, upload and bucket.
         """
 
     async def everywhere(self) -> list[tuple[str, str]]:
@@ -81,7 +82,7 @@ class Buckets(Protocol):
         """Before a blob is written. Whether the bucket is there."""
 
     async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
-        """Blobs that may go."""
+        """Return blobs that may be deleted."""
 
     async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
         """Nothing refers to these, nothing reads them."""
@@ -94,7 +95,7 @@ class Buckets(Protocol):
     async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None: ...
 
     async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
-        """In order of key and time."""
+        """Return them in order of key and time."""
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
         """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
@@ -103,7 +104,7 @@ class Buckets(Protocol):
         """Store a part; an earlier one with this number becomes garbage."""
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
-        """Of an upload, by number."""
+        """Return the parts of an upload, by number."""
 
     async def complete(
         self,
@@ -124,4 +125,4 @@ class Buckets(Protocol):
         """Forget an upload, its parts are garbage; whether it was there."""
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
-        """If there is no such bucket any more, and no garbage of it: the sweep need not look there."""
+        """Forget a bucket that was deleted, without garbage: the sweep need not look there."""

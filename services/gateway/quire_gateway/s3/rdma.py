@@ -282,7 +282,7 @@ async def _described(call: Call) -> tuple[Descriptor, Namespace]:
 
 
 def _fetch(call: Call, leased: Found, descriptor: Descriptor) -> FetchCall:
-    """Of what is stored; told layer by layer. Raises `S3Error` where nothing is."""
+    """Deliver the stored part, with a line for each layer. Raises `S3Error` if nothing is stored."""
     if leased.lease is None:
         raise S3Error("NoSuchKey", "No chunk of these is stored")
     return FetchCall(

@@ -1,6 +1,6 @@
 """Buckets of Quire's own: KV chunks and latents as ordinary objects.
 
-They are written only whole, and only what is what its name says: a chunk under the key in its header, a latent record
+They are written only whole, and a name must match its content: a chunk under the key in its header, a latent record
 that decodes. Chunks show once they are in the object tier.
 """
 
@@ -65,8 +65,9 @@ class ChunkStore(Protocol):
 
 
 class ChunkBackend:
-    """`quire-kv`: an object's key is `NAMESPACE/KEY` of its chunk (`ChunkName`). A range of it is a layer
-    (`chunk_object`).
+    """`quire-kv`: an object's key is `NAMESPACE/KEY` of its chunk (`ChunkName`).
+
+    A range of it is a layer (`chunk_object`).
     """
 
     def __init__(self, chunks: ChunkStore, index: ChunkIndex, derivation: KeyDerivation, whole_body: WholeBody) -> None:
@@ -79,7 +80,7 @@ class ChunkBackend:
         return
 
     async def head(self, key: str) -> StoredObject | None:
-        """None too for an object that the index does not list (any more): it is on its way out."""
+        """Return its entry; None too for an object that the index does not list: it is on its way out."""
         name = ChunkName.parse(key)
         chunk = await self._chunks.head(await self._derived(name)) if name is not None else None
         if name is None or chunk is None:
@@ -90,12 +91,12 @@ class ChunkBackend:
         return _chunk_entry(name, chunk)
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
-        """Whole layers are read and verified, and what was asked for of them is passed on. Raises `CorruptData`."""
+        """Whole layers are read and verified, and the requested bytes of them are passed on. Raises `CorruptData`."""
         name = ChunkName.parse(entry.key)
         chunk = await self._chunks.head(await self._derived(name)) if name is not None else None
         header = await self._header(chunk, name.namespace) if name is not None and chunk is not None else None
         if name is None or chunk is None or header is None or chunk.size != entry.size:
-            raise CorruptData("a chunk's header that is none, or does not match its checksum")
+            raise CorruptData("a chunk's header that is invalid, or does not match its checksum")
         layers, size = int(header["num_layers"]), int(header["slice_bytes"])
         payload_bytes = layers * size
         sums = await self._chunks.read(
@@ -199,7 +200,7 @@ class ChunkBackend:
             raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
 
     async def _stored(self, key: bytes) -> ChunkObject | None:
-        """None too for one that is damaged: it may be written again."""
+        """Return its entry; None too for a damaged one: it may be written again."""
         chunk = await self._chunks.head(key)
         if chunk is None:
             return None
@@ -280,7 +281,7 @@ def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bo
 
 
 def _unconditional(expected: str) -> None:
-    """Raises `S3Error`: these buckets cannot check and write in one step."""
+    """Refuse conditions by `S3Error`: these buckets cannot check and write in one step."""
     if expected:
         raise S3Error("NotImplemented", "This bucket has no conditional writes")
 
@@ -304,7 +305,7 @@ def _latent_entry(entry: ImageEntry) -> StoredObject:
 
 
 def _ttl_ms(text: str) -> int:
-    """Of seconds. Raises `InvalidRequest`."""
+    """Parse a number of seconds. Raises `InvalidRequest`."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise InvalidRequest(f"{text[:40]!r}; seconds", field="x-amz-meta-ttl")
     return 1000 * int(text)

@@ -61,7 +61,7 @@ def private_policy(tenant: str) -> bytes:
 
 
 def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
-    """What S3 answers with for an error."""
+    """Return S3's answer for an error."""
     children = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
     return document("Error", children, namespace="")
 

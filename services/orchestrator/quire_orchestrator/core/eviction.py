@@ -1,4 +1,4 @@
-"""What follows from index entries that ended, and who rebuilds an index that was lost. Pure."""
+"""Consequences of index entries that ended, and the choice of the node that rebuilds a lost index. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire_server.core.placement import rendezvous
 
 
 def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
-    """What each node is to drop. `asking`: a node that knows it.
+    """Return each node's drops. `asking`: a node that needs none.
 
     An object is not dropped by that: it is deleted later, when no entry lists it then.
     """
@@ -25,7 +25,7 @@ def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
 
 
 def in_object(match: Match) -> list[bool]:
-    """For each chunk whether the object tier is listed."""
+    """Return for each chunk whether the object tier is listed."""
     return [OBJECT_TIER in run.nodes for run in match.runs for _ in range(run.count)]
 
 
@@ -35,6 +35,6 @@ def has_objects(node: Node) -> bool:
 
 
 def rebuilder(token: str, live: Mapping[str, Node]) -> str:
-    """The name of the node that is to register what lies in the object tier; "" for none."""
+    """Return the name of the node that is to register the contents of the object tier; "" for none."""
     able = [node for node in live.values() if has_objects(node)]
     return rendezvous(token.encode(), able)[0].node_id if able else ""

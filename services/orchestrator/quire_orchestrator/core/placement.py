@@ -1,7 +1,7 @@
 """Where new chunks go.
 
-They are cut into ranges, and each range goes to the node with the strongest claim on its first chunk, so that what
-conversations share does not draw them all to one node, and a node that joins or leaves moves only its share. Loads are
+They are cut into ranges, and each range goes to the node with the strongest claim on its first chunk. So a shared
+beginning does not draw all conversations to one node, and a node that joins or leaves moves only its share. Loads are
 bounded (Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads): a node that is fuller than the mean
 by more than a tenth is passed over. The ranges of one request go to different nodes, as far as there are any: it is
 read by all their links. A chain that grows at its end goes on where its end lies, until that range is full.
@@ -60,7 +60,7 @@ class _Sent:
 
 
 class Placement:
-    """Knows what it sent where, for `memory_s`: until nodes have said that they have it."""
+    """Remembers its placements for `memory_s`, in which nodes report them."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
@@ -77,7 +77,7 @@ class Placement:
         now_s: float,
         tail: Tail | None = None,
     ) -> list[ChunkRange]:
-        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again."""
+        """Return nodes for the chunks from `first` on. A chunk that was placed a moment ago has the same node again."""
         if first >= len(keys):
             return []
         self._forget(now_s)

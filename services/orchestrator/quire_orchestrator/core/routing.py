@@ -1,8 +1,8 @@
-"""Where an image is decoded (LatentBox, §4.4): joined, at its owner, or at the least busy decoder.
+"""Choice of the decoder for an image (LatentBox, §4.4): joined, at its owner, or at the least busy decoder.
 
 An id's owner is the decoder with the strongest claim on it (rendezvous hashing: one that joins or leaves moves only its
-share). Above `theta` requests in the owner's queue the work goes to the least busy one; what it makes goes into the
-owner's cache. Requests for an id that is being decoded go where that happens, to wait for it there.
+share). Above `theta` requests in the owner's queue the work goes to the least busy one; its image goes into the owner's
+cache. Requests for an id that is being decoded go where that happens, to wait for it there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Route:
 
 
 def build_of(node: Node) -> str:
-    """What a decoder's images depend on; "" for what is none."""
+    """Facts that a decoder's images depend on; "" for none."""
     return node.about.build if isinstance(node.about, DecoderInfo) else ""
 
 
@@ -59,7 +59,7 @@ class ImageRouter:
         return self._depth.get(node_id, 0)
 
     def route(self, record_name: bytes, decoders: Sequence[Node], now_s: float) -> Route | None:
-        """None without a decoder. One that has just failed is passed over while there is another."""
+        """Route a request; None without a decoder. One that has just failed is passed over while there is another."""
         self._expire(now_s)
         if not decoders:
             return None

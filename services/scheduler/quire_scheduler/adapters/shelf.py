@@ -46,5 +46,5 @@ class RedisCurveShelf:
                 for kind, curves in document.items()
             }
         except (cbor2.CBORDecodeError, ValueError, TypeError) as error:
-            logger().warning("what was learned before is not understood", error=str(error))
+            logger().warning("stored curves cannot be read", error=str(error))
             return {}

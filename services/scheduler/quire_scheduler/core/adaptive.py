@@ -1,9 +1,9 @@
-"""The policy that learns: least total stall on the curves that were measured, not on Eq. 4.
+"""The learning policy: least total stall on measured curves, not on Eq. 4.
 
 Where a curve was not measured it is only known to be monotone, so each allocation has a least and a most that it can
-cost. While the curves are young, the policy tries the allocation of the least least: it is either good, or the
-curves know better afterwards. Later it mostly takes that of the least most, and tries another every third time. What
-is tried after the first ten observations costs, at most, little more than the best published allocation.
+cost. While the curves are young, the policy tries the allocation of the least least: it is either good, or the curves
+know better afterwards. Later it mostly takes that of the least most, and tries another every third time. A trial after
+the first ten observations costs, at most, little more than the best published allocation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Adaptive:
         return candidates[int(np.argmin(np.where(hopeful, least, np.inf))) if hopeful.any() else surest]
 
     def _totals(self, demands: Sequence[Demand], candidates: Sequence[Rates]) -> Bounds:
-        """Of the stall of all demands, for each candidate."""
+        """Return bounds of the stall of all demands, for each candidate."""
         columns = np.array(candidates).T
         bounds = [self.curves.bounds_s(demand, rates) for demand, rates in zip(demands, columns, strict=True)]
         return Bounds(*(np.sum(column, axis=0) for column in zip(*bounds, strict=True)))
@@ -113,7 +113,9 @@ def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:
 
 
 def cheapest_on_hulls(grid: Array, costs: Sequence[Array], budget: float) -> Rates:
-    """For many demands: on the lower convex hull of each curve, what helps most per byte goes first. O(n·K).
+    """Allocate for many demands: on the lower convex hull of each curve, the most helpful step per byte is first.
+
+    O(n·K).
 
     All but one demand end on a vertex of their hull, that is on their true curve.
     """
@@ -147,11 +149,11 @@ def _lower_hull(x: Array, y: Array) -> list[int]:
 
 
 def _above(x: Array, y: Array, low: int, middle: int, right: int) -> bool:
-    """Whether `middle` lies on or above the line from `low` to `right`."""
+    """Whether `middle` is on or above the line from `low` to `right`."""
     rise, run = y[right] - y[low], x[right] - x[low]
     return bool((y[middle] - y[low]) * run >= rise * (x[middle] - x[low]))
 
 
 def _with_rest(rates: Rates, budget: float) -> Rates:
-    """`rates`, and what they leave of the budget in proportion to them."""
+    """Return `rates`, with the rest of the budget in proportion to them."""
     return np.asarray(rates * max(1.0, budget / rates.sum()))

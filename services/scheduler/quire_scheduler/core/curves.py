@@ -1,12 +1,12 @@
-"""What is known of how much a delivery is slowed at a rate: one curve per shape, learned from finished deliveries.
+"""Slowdown of deliveries by rate: one curve per shape, learned from finished deliveries.
 
 In the units of a shape, u = r*/r (how much longer a layer takes than its compute window) and y = stall / (L·c), Eq. 4
 says y = max(0, u - 1) for every shape. Measured curves have their knee elsewhere, floors and steps. A `Curve` keeps
 averages of y in narrow bins of u, made monotone (pool adjacent violators), and is linear in u, that is in 1/rate,
 between them.
 
-Between two knots a monotone curve may still be anywhere in a rectangle. A curve tells how low and how high it may be
-there, so that an allocator can look where much is to be won. It takes the slope to be at most 1, as in Eq. 4, or twice
+Between two knots a monotone curve may still be anywhere in a rectangle. A curve returns its lowest and highest possible
+value there, so that an allocator can try promising rates. It takes the slope to be at most 1, as in Eq. 4, or twice
 what it is on average between the two knots.
 """
 
@@ -35,7 +35,7 @@ _TOLD_MAX: Final = 256
 
 
 class Bounds(NamedTuple):
-    """What a stall is at least, what is expected, and what it is at most; arrays of one shape."""
+    """Least, expected and greatest stall; arrays of one shape."""
 
     least: Array
     expected: Array
@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A curve as it is told to the next leader. `bins`: (number, u, y, observations); `seen`: of all bins."""
+    """Form of a curve for the next leader. `bins`: (number, u, y, observations); `seen`: of all bins."""
 
     tenant: str
     shape: tuple[int, int]
@@ -78,12 +78,12 @@ class Curve:
         self._knots = None
 
     def told(self, tenant: str, shape: tuple[int, int]) -> Learned:
-        """All that it knows."""
+        """Return its content."""
         return Learned(tenant, shape, self._seen, tuple((name, *sums) for name, sums in self._bins.items()))
 
     @classmethod
     def of(cls, learned: Learned) -> Curve:
-        """The curve that told this."""
+        """Restore a curve."""
         curve = cls()
         curve._bins = OrderedDict((name, (u, y, count)) for name, u, y, count in learned.bins[-_BINS_MAX:])
         curve._seen = learned.seen
@@ -99,7 +99,7 @@ class Curve:
         return self.bounds(u).expected
 
     def bounds(self, u: Array) -> Bounds:
-        """Of y. With nothing observed all three are Eq. 4."""
+        """Return bounds of y. With nothing observed all three are Eq. 4."""
         if not self._bins:
             eq4 = np.maximum(0.0, u - 1.0)
             return Bounds(eq4, eq4, eq4)
@@ -130,8 +130,11 @@ class Curve:
 
 
 class Curves:
-    """Curves by tenant and shape; shapes within about 10% of each other share one. Bounded: what was not observed for
-    longest goes, of a tenant's `shapes_max` shapes and of `tenants_max` tenants."""
+    """Curves by tenant and shape; shapes within about 10% of each other share one.
+
+    Bounded: the shapes that were not observed for longest are dropped, of a tenant's `shapes_max` shapes and of
+    `tenants_max` tenants.
+    """
 
     def __init__(self, shapes_max: int = 256, tenants_max: int = 256) -> None:
         self._shapes_max = shapes_max
@@ -165,7 +168,7 @@ class Curves:
         return learned[-_TOLD_MAX:]
 
     def take_over(self, learned: Iterable[Learned]) -> None:
-        """Know what another one told, instead of what it knows of these shapes itself."""
+        """Take over another one's curves, instead of its own of these shapes."""
         for item in learned:
             curves = self._curves.setdefault(item.tenant, OrderedDict())
             curves[item.shape] = Curve.of(item)
@@ -176,9 +179,10 @@ class Curves:
         return 0 if curve is None else curve.seen
 
     def bounds_s(self, demand: Demand, rates: Array) -> Bounds:
-        """Of the stall per layer, at each of `rates`; of a demand without a window, the time a layer takes.
+        """Return bounds of the stall per layer, at each of `rates`; without a window, of the time of a layer.
 
-        Per layer, as in Eq. 5, and not times the layers that are left: what is nearly done frees its rate for all.
+        Per layer, as in Eq. 5, and not times the remaining layers: a delivery that is nearly done frees its rate for
+        all.
         """
         if demand.compute_window_s is None:
             times = demand.bytes_per_layer / rates

@@ -1,6 +1,6 @@
-"""Epochs of one link: rates stay as they are until the epoch ends (ObjectCache, §3.6).
+"""Epochs of one link: rates stay unchanged until the epoch ends (ObjectCache, §3.6).
 
-What is granted never exceeds the budget. (A node hears of its new rates up to an epoch after another has begun with
+Granted rates never exceed the budget. (A node receives its new rates up to an epoch after another has begun with
 its own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half
 of what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if
 need be with nothing. One that found less than its part is short: it is to look again soon, and what finished deliveries
@@ -37,8 +37,8 @@ _NODE_USES_LINK_S = 60.0
 class Grant:
     """A rate, good for `left_s`; 0 bytes per second: wait, and renew.
 
-    `credit_bytes_per_s`: what its node may send, for all deliveries that have no rate yet. `short`: less than its part
-    of the link; what becomes free within the epoch raises it.
+    `credit_bytes_per_s`: shared rate of its node's deliveries without a rate. `short`: less than its part of the link;
+    rates that become free within the epoch raise it.
     """
 
     delivery: str
@@ -60,7 +60,7 @@ class _Admitted:
 class LinkEpochs(TreeLink):
     """State machine of one link. Every method takes the time; nothing here reads a clock.
 
-    `margin` in bytes per second: what a tenant may want beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
+    `margin` in bytes per second: margin of a tenant beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
     epoch from then on only those are admitted with a rate that have one, from a leader before.
     """
 
@@ -133,7 +133,7 @@ class LinkEpochs(TreeLink):
         return grants
 
     def finish(self, deliveries: Iterable[str], now_s: float) -> None:
-        """Their rates are free."""
+        """Free their rates."""
         self.advance(now_s)
         finished = [self._admitted.pop(delivery, None) for delivery in deliveries]
         if any(finished):
@@ -144,7 +144,7 @@ class LinkEpochs(TreeLink):
                 self._share_all()
 
     def _under_cap(self, demand: Demand) -> int:
-        """What the tenant's cap leaves it."""
+        """Return the rest of the tenant's cap."""
         if not demand.cap_bytes_per_s:
             return self.budget_bytes_per_s
         granted = sum(entry.rate for entry in self._admitted.values() if entry.demand.tenant == demand.tenant)
@@ -158,7 +158,7 @@ class LinkEpochs(TreeLink):
         return Grant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s), entry.short)
 
     def _credit(self, delivery: str, now_s: float) -> int:
-        """Of the node whose delivery it is."""
+        """Return the credit of the node whose delivery it is."""
         node = delivery.partition("/")[0]
         if node not in self._nodes:
             self._changed()
@@ -203,7 +203,7 @@ class LinkEpochs(TreeLink):
         self._changed()
 
     def _raise_short(self, now_s: float) -> None:
-        """Share out what is free among those that are short, in proportion to what they lack of their parts."""
+        """Share out free rates among those that are short, in proportion to their lack."""
         if not self._more or now_s < self._quiet_until_s or not any(entry.short for entry in self._admitted.values()):
             return
         self._more = False

@@ -13,7 +13,7 @@ POLICIES: Final = ("equal", "kv-prop", "bw-prop", "stall-opt", "calibrated", "ad
 
 
 def make_policy(name: str, margin: float) -> Policy:
-    """`margin`: δ in bytes per second (Eq. 7). Raises `ConfigInvalid` for a name that is none of `POLICIES`."""
+    """`margin`: δ in bytes per second (Eq. 7). Raises `ConfigInvalid` for a name that is not in `POLICIES`."""
     match name:
         case "equal":
             return Equal()

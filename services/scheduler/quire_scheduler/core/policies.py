@@ -29,7 +29,7 @@ class Equal(_Unlearning):
 
 
 class KvProp(_Unlearning):
-    """In proportion to the bytes to be delivered (per layer: all have as many layers)."""
+    """Allocates in proportion to the bytes to be delivered (per layer: all have as many layers)."""
 
     name = "kv-prop"
 
@@ -39,7 +39,7 @@ class KvProp(_Unlearning):
 
 
 class BwProp(_Unlearning):
-    """In proportion to the zero-stall rates; one that is unknown counts as the budget."""
+    """Allocates in proportion to the zero-stall rates; one that is unknown counts as the budget."""
 
     name = "bw-prop"
 

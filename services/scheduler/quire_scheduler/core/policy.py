@@ -1,4 +1,4 @@
-"""What an allocation policy is: demands in, bytes per second out."""
+"""Allocation policies: demands in, bytes per second out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came of a rate: seconds for which the client waited for layers, over a whole delivery."""
+    """Result of a rate: seconds for which the client waited for layers, over a whole delivery."""
 
     tenant: str
     bytes_per_layer: int
@@ -80,7 +80,7 @@ class Observation:
 
 
 class Policy(Protocol):
-    """Shares a budget among demands. `curves`: what it has learned, None if it does not learn."""
+    """Shares a budget among demands. `curves`: the learned ones, None if it does not learn."""
 
     name: str
 

@@ -1,10 +1,10 @@
-"""Tenants first, requests second: what a tenant asks for in the pool can never cost another its share of it.
+"""Tenants first, requests second: a tenant's requests can never cost another its share of the pool.
 
-The budget is divided among the tenants with demands by weighted max-min fairness (water filling): none gets more
-than it can use before all others have their shares, and what one does not need goes to the others by weight. A tenant's
-demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. A tenant's part
-goes to its priorities, the highest first. A tenth is set aside for all that are not the highest, by the number of their
-requests, so that none of them stands still. The policy divides the bandwidth of a priority among its requests.
+The budget is divided among the tenants with demands by weighted max-min fairness (water filling): none gets more than
+it can use before all others have their shares, and the unused rest goes to the others by weight. A tenant's demand is
+the sum of its targets, so wrong windows raise the demand, and not the share. A tenant's part goes to its priorities,
+the highest first. A tenth is set aside for all that are not the highest, by the number of their requests, so that none
+of them stands still. The policy divides the bandwidth of a priority among its requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: f
 
 
 def allocate_last(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> float:
-    """What `allocate` gives the last demand, without the work for other tenants."""
+    """Return the rate that `allocate` gives the last demand, without the work for other tenants."""
     members = _by_tenant(demands)
     tenant = demands[-1].tenant
     part = _parts(demands, members, budget, margin)[tenant]
@@ -83,7 +83,7 @@ def _parts(
 
 
 def claim(demands: Sequence[Demand], margin: float) -> tuple[float, float, float]:
-    """What all of them want, the weight of their tenants, and what those may use at most."""
+    """Return the sum of their demands, the weight of their tenants, and the tenants' caps."""
     claims = _claims(demands, _by_tenant(demands), margin).values()
     return (
         sum(min(claimed, cap) for claimed, _, cap in claims),
@@ -95,7 +95,7 @@ def claim(demands: Sequence[Demand], margin: float) -> tuple[float, float, float
 def _claims(
     demands: Sequence[Demand], members: Mapping[str, list[int]], margin: float
 ) -> dict[str, tuple[float, float, float]]:
-    """By tenant (wanted, weight, cap); its latest demand says what it is allowed."""
+    """Return (wanted, weight, cap) by tenant; the cap is that of its latest demand."""
     tenants = {}
     for tenant, indices in members.items():
         needed = sum(demands[index].zero_stall_rate + margin for index in indices)
@@ -107,7 +107,7 @@ def _claims(
 def shares(sharers: Mapping[_Sharer, tuple[float, float, float]], budget: float) -> dict[_Sharer, float]:
     """Divide `budget` among tenants, or among links, given as (wanted, weight, cap).
 
-    First up to what they want; what is left then goes by weight too, up to the caps: some policies use it.
+    First up to their demands; the rest is divided by weight too, up to the caps: some policies use it.
     """
     capped = {name: min(want, cap) for name, (want, _, cap) in sharers.items()}
     weights = {name: weight for name, (_, weight, _) in sharers.items()}

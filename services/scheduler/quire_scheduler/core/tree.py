@@ -1,8 +1,8 @@
 """Links of links: the host's, the rack's, the spine's, each with a budget that those below it share.
 
 A delivery names one link, and its bytes pass all links from there to the root. Above, budgets are divided by weighted
-max-min fairness: each link below gets at most what its deliveries want before all others have their shares, then what
-is left; its weight is that of the tenants that use it. What a link gets is what its own policy divides.
+max-min fairness: each link below gets at most its deliveries' demand before all others have their shares, then the
+rest; its weight is that of the tenants that use it. A link's own policy divides its budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire_scheduler.core.tenants import shares
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the deliveries of a link, or of all links below it too. Rates in bytes per second.
+    """Totals of the deliveries of a link, or of all links below it too. Rates in bytes per second.
 
     `wanted`: with which nothing stalls; `usable`: what caps of tenants allow; `nodes`: storage nodes that deliver.
     """
@@ -30,7 +30,10 @@ class Totals:
 
 
 class TreeLink(ABC):
-    """One link with its place in the tree. A subclass says what its own deliveries want, and takes what they get."""
+    """A link with its place in the tree.
+
+    A subclass returns the demand of its own deliveries, and takes their budget.
+    """
 
     def __init__(self, budget_bytes_per_s: int, above: TreeLink | None) -> None:
         self.budget_bytes_per_s = budget_bytes_per_s
@@ -43,7 +46,7 @@ class TreeLink(ABC):
 
     @abstractmethod
     def _own(self) -> Totals:
-        """Of the deliveries that name this link."""
+        """Return the totals of the deliveries that name this link."""
 
     @abstractmethod
     def _take(self, part_bytes_per_s: float) -> None:
@@ -59,12 +62,12 @@ class TreeLink(ABC):
 
     @property
     def free_bytes_per_s(self) -> int:
-        """What no budget from here to the root has granted."""
+        """Rate that no budget from here to the root has granted."""
         return min(max(0, link.budget_bytes_per_s - link.totals.granted) for link in self._way())
 
     @property
     def newcomer_bytes_per_s(self) -> int:
-        """What one more delivery would get: what is free, or an equal share."""
+        """Return the rate of one more delivery: the free rate, or an equal share."""
         return max(
             self.free_bytes_per_s,
             min(link.budget_bytes_per_s // (link.totals.deliveries + 1) for link in self._way()),
@@ -72,7 +75,7 @@ class TreeLink(ABC):
 
     @property
     def totals(self) -> Totals:
-        """Of this link and of all below it."""
+        """Totals of this link and of all below it."""
         if self._totals is None:
             parts = [self._own(), *(link.totals for link in self._below)]
             self._totals = Totals(
@@ -86,14 +89,14 @@ class TreeLink(ABC):
         return self._totals
 
     def _changed(self) -> None:
-        """The totals from here to the root are out of date. (Where they are unknown, all above are.)"""
+        """Mark the totals from here to the root as out of date. Above unknown totals all are unknown."""
         link: TreeLink | None = self
         while link is not None and link._totals is not None:
             link._totals = None
             link = link._above
 
     def _part(self) -> float:
-        """Of the budgets from here to the root, for the deliveries that name this link."""
+        """Return the share of the budgets from here to the root, for the deliveries that name this link."""
         return self._divided(self._whole())[self]
 
     def _share_all(self) -> None:
@@ -114,26 +117,26 @@ class TreeLink(ABC):
         return root
 
     def _tree(self) -> Iterator[TreeLink]:
-        """From this link down."""
+        """Yield the links from this one down."""
         yield self
         for link in self._below:
             yield from link._tree()
 
     def _way(self) -> Iterator[TreeLink]:
-        """From this link to the root."""
+        """Yield the links from this one to the root."""
         link: TreeLink | None = self
         while link is not None:
             yield link
             link = link._above
 
     def _whole(self) -> float:
-        """For this link and all below it."""
+        """Set the budgets of this link and all below it."""
         if self._above is None:
             return float(self.budget_bytes_per_s)
         return self._above._divided(self._above._whole())[self]
 
     def _divided(self, budget: float) -> dict[TreeLink, float]:
-        """Among the links below, and this one for its own deliveries."""
+        """Divide a budget among the links below, and this one for its own deliveries."""
         if not self._below:
             return {self: budget}
         claims = {self: self._own(), **{link: link.totals for link in self._below}}

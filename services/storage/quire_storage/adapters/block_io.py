@@ -1,4 +1,4 @@
-"""Which `BlockIO` a node uses: asked for, or the better one that this machine offers."""
+"""Choice of a node's `BlockIO`: the configured one, or the better one that this machine offers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREADS = 16
 
 
 def choose_block_io(name: str, depth: int, *, direct: bool) -> BlockIO:
-    """Raises `ConfigInvalid` for a name that there is none of, `BlockIOUnavailable` for one that does not run here."""
+    """Open it. Raises `ConfigInvalid` for an unknown name, `BlockIOUnavailable` for one that does not run here."""
     if name not in ("auto", "io_uring", "threads"):
         raise ConfigInvalid(f"QUIRE_STORAGE_IO={name!r}: io_uring, threads or auto")
     if name == "threads":
@@ -29,7 +29,7 @@ def choose_block_io(name: str, depth: int, *, direct: bool) -> BlockIO:
 
 
 def _probe() -> None:
-    """Raises `BlockIOUnavailable` where the kernel, or a container's seccomp profile, has no io_uring for us."""
+    """Check io_uring. Raises `BlockIOUnavailable` if the kernel, or a container's seccomp profile, refuses it."""
     ring = UringBlockIO(1, direct=False)
     try:
         ring.init_queue([0], [])

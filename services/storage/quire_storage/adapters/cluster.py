@@ -242,7 +242,7 @@ class GrpcRateSource:
         await self._leader("Observe", message, _TOLD_TIMEOUT_S)
 
     async def _leader(self, method: str, message: Any, timeout_s: float = _RATE_TIMEOUT_S) -> Any:
-        """The answer of the one that leads, who is asked first from then on."""
+        """Return the answer of the leader, which is called first from then on."""
         failure: QuireError = NodeUnavailable("no scheduler is configured")
         for stub in list(self._stubs):
             try:

@@ -20,7 +20,7 @@ were seen.
 
 
 class FileDrives:
-    """Opens with O_DIRECT where the file system has it (`direct` says so afterwards). One process per file.
+    """Opens with O_DIRECT where the file system has it (`direct` is then True). One process per file.
 
     `preallocate`: a new file's space is reserved at once; else the file is sparse.
     """
@@ -105,12 +105,12 @@ class FileDrives:
 
 
 def _extend(file: int, start: int, size: int) -> None:
-    """Make a file at least so long, and take no space for it."""
+    """Make a file at least this long, sparsely."""
     os.ftruncate(file, max(os.fstat(file).st_size, start + size))
 
 
 def _lock(file: int) -> None:
-    """For this process alone. Raises `BlockingIOError` where another one has it for longer than `_LOCK_S`."""
+    """Lock it for this process. Raises `BlockingIOError` if another one has it for longer than `_LOCK_S`."""
     deadline_s = time.monotonic() + _LOCK_S
     while True:
         try:

@@ -300,7 +300,7 @@ class UringBlockIO:
     def _buffer_indices(
         self, addresses: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64] | None:
-        """Of each context the registered buffer that it lies in; None unless all lie in one."""
+        """Return the registered buffer of each context; None unless each is within one."""
         if not len(self._starts):
             return None
         indices = np.searchsorted(self._starts, addresses, side="right") - 1

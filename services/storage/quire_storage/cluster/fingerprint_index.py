@@ -20,8 +20,9 @@ Prints = npt.NDArray[np.uint64]
 
 
 class LocalFingerprints:
-    """`keys`: uint8 (n, 32), sorted by their fingerprints `prints`, uint64 (n,). `arriving`: a set that grows as keys
-    arrive.
+    """`keys`: uint8 (n, 32), sorted by their fingerprints `prints`, uint64 (n,).
+
+    `arriving`: a set that grows as keys arrive.
     """
 
     def __init__(self, keys: Keys, prints: Prints, arriving: set[bytes]) -> None:
@@ -59,7 +60,7 @@ class LocalFingerprints:
         ]
 
     def unknown(self, page: Sequence[Held]) -> list[Held]:
-        """Those that are not here."""
+        """Return the holdings that are not here."""
         return [holding for holding, key in zip(page, self.keys(page), strict=True) if key is None]
 
     def mark(self, keys: Sequence[bytes]) -> None:

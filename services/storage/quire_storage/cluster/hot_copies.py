@@ -1,4 +1,4 @@
-"""More copies of what is read most, while it is.
+"""More copies of the ranges that are read most, for as long as that lasts.
 
 A node whose link is well used has other nodes pull the ranges that take most of it; look-ups then name these nodes in
 turn. A node that has pulled such a copy gives it up when it was not read much for a while.
@@ -84,14 +84,14 @@ class HotCopies:
         return copied
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._clock.sleep(_CHECK_S)
             try:
                 await self._spread()
                 await self._give_up()
             except QuireError as error:
-                logger().warning("copies of what is read most cannot be made now", error=str(error))
+                logger().warning("hot ranges cannot be copied now", error=str(error))
 
     async def _spread(self) -> None:
         now_s, link = self._clock.monotonic_s(), self._config.link_bytes_per_s
@@ -101,7 +101,7 @@ class HotCopies:
             await self._copy(hot)
 
     async def _copy(self, hot: Hot) -> None:
-        """To the node with the strongest claim on it among those that do not have it."""
+        """Copy it to the node with the strongest claim on it among those that do not have it."""
         chunks = self._tiers.find_all(list(hot.keys))
         if not chunks:
             return
@@ -115,9 +115,9 @@ class HotCopies:
         try:
             await self._peers.replicate(target, hot.keys, self._me(), hot=True)
         except QuireError as error:
-            logger().warning("a node took no copy of what is read most", node=name, error=str(error))
+            logger().warning("a node took no copy of a hot range", node=name, error=str(error))
             return
-        logger().info("what is read most was copied", node=name, chunks=len(hot.keys), bytes_per_s=hot.bytes_per_s)
+        logger().info("a hot range was copied", node=name, chunks=len(hot.keys), bytes_per_s=hot.bytes_per_s)
 
     async def _give_up(self) -> None:
         now_s, cold = self._clock.monotonic_s(), _COLD_SHARE * self._config.link_bytes_per_s
@@ -131,7 +131,7 @@ class HotCopies:
                 logger().info("gave up a copy that is cold", chunks=given_up)
 
     async def _give_up_cold(self, keys: ChunkKeys) -> int:
-        """Those that another node keeps as durably; what was raised to `replicated` here stays."""
+        """Give up copies that another node keeps as durably; those that were raised to `replicated` here stay."""
         headers = [header for key in keys if (header := self._tiers.find(key)) is not None]
         headers = [header for header in headers if header.level is not Durability.REPLICATED]
         holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []

@@ -33,7 +33,7 @@ class Housekeeping:
         self._check_s = check_s
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._clock.sleep(self._check_s)
             try:

@@ -115,7 +115,7 @@ class Integrity:
                 await self._scrub_one(key)
 
     async def scrub(self, bytes_per_s: int) -> None:
-        """Read everything on the drives again and again, at a pace, and heal what has rotted. Runs until cancelled."""
+        """Read everything on the drives again and again, at a pace, and heal rotten copies. Runs until cancelled."""
         while True:
             pages = self._tiers.pool.map.scan() if self._tiers.pool is not None else iter(())
             for key in chain.from_iterable(pages):
@@ -178,7 +178,7 @@ class Integrity:
         return None
 
     def _give_up(self, copy: Copy) -> None:
-        """Its bytes were read, are wrong, and nobody has sound ones: a miss from now on."""
+        """Drop a copy whose bytes were read and are wrong, without sound ones anywhere: a miss from now on."""
         logger().error("a chunk is lost to corruption", key=copy.chunk.key.hex())
         self._quarantined.pop(copy.chunk.key, None)
         self._tiers.lose([copy])
@@ -198,9 +198,11 @@ class Integrity:
         logger().warning("a chunk cannot be read", key=copy.chunk.key.hex(), drive=drive, retry_after_s=pause_s)
 
     async def _put_right(self, copy: Copy, payload: Bytes) -> None:
-        """Write what does not match where the copy lies. Both places are its own for as long as it is pinned.
+        """Rewrite the wrong slices at the places of the copy.
 
-        A drive that does not take it is used no more; who reads gets the bytes all the same.
+        Both places belong to the copy for as long as it is pinned.
+
+        A drive that fails the write is retired; the reader gets the bytes all the same.
         """
         arena, chunk = self._tiers.arena, copy.chunk
         if copy.memory is not None:
@@ -221,7 +223,7 @@ class Integrity:
         logger().warning("a chunk was healed from another copy", key=chunk.key.hex())
 
     async def _put_right_on_drive(self, copy: Copy, payload: Bytes) -> None:
-        """Raises `DriveFailed`."""
+        """Write to the drive. Raises `DriveFailed`."""
         if self._ring is None or copy.disk is None:
             return
         async with self._scratch() as scratch:
@@ -281,6 +283,6 @@ class Integrity:
 
 
 def _rows(scratch: Bytes, count: int, chunk: Chunk) -> Bytes:
-    """(count, S): where that many slices of a chunk lie in scratch memory."""
+    """Return the places of that many slices of a chunk in scratch memory, (count, S)."""
     room = chunk.shape.slice_room
     return scratch[: count * room].reshape(count, room)[:, : chunk.slice_bytes]

@@ -1,4 +1,7 @@
-"""What is asked of this node's chunks, other than deliveries. What is begun is done, though its caller goes."""
+"""Requests for this node's chunks, other than deliveries.
+
+A request that has begun is carried out, even if its caller disconnects.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class NodeRequests:
         task.add_done_callback(lambda ended: self._ingested(ended, call.tenant))
         task.add_done_callback(lambda _: self._transfers.end(name))
         try:
-            # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
+            # A task of its own: a caller that disconnects must not leave slots half-written and half-committed.
             return cast(NodeOutcome, await asyncio.shield(task))
         except asyncio.CancelledError:
             if not task.done():
@@ -108,8 +111,9 @@ class NodeRequests:
         return [key in safe for key in keys]
 
     async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
-        """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`. `hot`: while they are
-        read much, and in memory will do.
+        """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`.
+
+        `hot`: while they are read much, and in memory will do.
         """
         if hot:
             task = self._spawn(self._hot_copies.pull(source, keys), traced=True)

@@ -1,4 +1,4 @@
-"""The index and this node kept in step: what the index lost is registered again, what is not here is withdrawn.
+"""The index and this node kept in step: lost entries are registered again, entries of missing chunks are withdrawn.
 
 Heartbeats bring how many chunks the index lists for this node, and a digest of their keys. Where that stays different
 from what the node believes, it looks at both, one by one.
@@ -63,13 +63,14 @@ class Reconciler:
 
     @property
     def compared(self) -> bool:
-        """Whether the index was compared with this node, and was sent every chunk that it did not list. A chunk whose
-        parent is not listed is refused, and sent again later; this does not wait for it.
+        """Whether the index was compared with this node, and was sent every chunk that it did not list.
+
+        A chunk whose parent is not listed is refused, and sent again later; this does not wait for it.
         """
         return self._compared == self._epoch != "" and self._offered and not self._running
 
     def on_news(self, news: ClusterNews) -> None:
-        """What a heartbeat's answer says of the index."""
+        """Take the index's part of a heartbeat's answer."""
         if news.listing is not None:
             self._different = self._different + 1 if self._is_different(news.listing) else 0
         if news.index_epoch != self._epoch:
@@ -105,10 +106,11 @@ class Reconciler:
             self._running = False
 
     async def _differs(self) -> bool:
-        """Whether index and node differ while nothing of this node is under way to the index; asked twice.
+        """Whether index and node differ while no change of this node is under way to the index; checked twice.
 
-        An index that has fewer of this node's changes than it had acknowledged went back: what the node has let go of
-        since, and what lies in the object tier alone, may be unknown to it, though nothing differs that it lists here.
+        An index that has fewer of this node's changes than it had acknowledged went back: chunks that the node has
+        evicted since, and chunks of the object tier alone, may be unknown to it, though its listing of this node
+        agrees.
         """
         for attempt in range(2):
             if attempt:
@@ -130,7 +132,7 @@ class Reconciler:
         return (listed.count, listed.digest) != own_listing or listed.changes < self._registry.changes
 
     async def _reconcile(self) -> None:
-        """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
+        """Drop chunks that were evicted in this node's absence, withdraw missing ones, register lost ones."""
         residency = self._tiers.residency
         dropped = await self._carry_out_drops()
         withdrawn, unlisted_prints, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
@@ -162,10 +164,10 @@ class Reconciler:
             self._spawn(self._register())
 
     async def _carry_out_drops(self) -> int:
-        """Drop what was evicted while this node could not be told; how many copies went.
+        """Drop chunks that were evicted while this node was unreachable; return how many.
 
-        What the index lists for this node now stays, whatever was remembered: it was stored again since, or a backup of
-        Redis has brought an old order back.
+        Chunks that the index lists for this node now stay: they were stored again since, or a backup of Redis has
+        brought an old order back.
         """
         dropped = 0
         async for page in self._registry.drops():
@@ -177,8 +179,9 @@ class Reconciler:
         return dropped
 
     async def _queue(self, unlisted: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
-        """Each with the generation that it had: that of a listing which the index lost. What an earlier comparison
-        found, and is still to be registered, is among these.
+        """Queue each with the generation of the listing that the index lost.
+
+        Chunks that an earlier comparison queued are among these.
         """
         self._unlisted.clear()
         for part in parts:
@@ -194,8 +197,9 @@ class Reconciler:
         return [order[first : first + _PART] for first in range(0, len(order), _PART)]
 
     async def _was_lost(self, keys: Iterable[bytes]) -> bool:
-        """Whether the index has lost any of these, which it had acknowledged. What is being evicted is not listed a
-        moment before it leaves this node: what is lost is so a while later, too.
+        """Return whether the index has lost any of these, which it had acknowledged.
+
+        An evicted chunk is unlisted a moment before it leaves this node: a lost one still is a while later.
         """
         for attempt in range(2):
             if attempt:
@@ -220,7 +224,10 @@ class Reconciler:
         return confirmed
 
     async def _register(self) -> None:
-        """Parents may be on nodes that are still coming up: try again, ever less often. Comparisons go on beside it."""
+        """Parents may be on nodes that are still coming up: try again, ever less often.
+
+        Comparisons continue concurrently.
+        """
         pause_s = _PAUSE_S
         try:
             while self._unlisted:
@@ -253,13 +260,15 @@ class Reconciler:
         return self._tiers.residency.generation(key)
 
     async def _rebuild(self, token: str) -> None:
-        """This node was chosen to tell the index what lies in the object tier."""
+        """Report the contents of the object tier to the index; this node was chosen."""
         assert self._tiers.objects is not None, "on_news() looked"
         try:
             records = [record async for record in self._tiers.objects.records()]
             registered = await self._registry.register_objects(parents_first(records))
             await self._registry.rebuilt(token)
-            logger().info("the index was told what lies in the object tier", objects=len(records), listed=registered)
+            logger().info(
+                "the contents of the object tier were reported to the index", objects=len(records), listed=registered
+            )
         except QuireError as error:
             logger().warning("the index could not be rebuilt from the object tier", error=str(error))
         finally:

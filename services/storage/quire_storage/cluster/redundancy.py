@@ -1,4 +1,7 @@
-"""When a roll may go on behind this node: what it holds is listed, and every node has two live copies again."""
+"""Decides when a rolling update may continue after this node.
+
+Its chunks are listed then, and every chunk has two live copies again.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,24 @@ _TOLD_MAX: Final = 8
 
 
 class Progress(Protocol):
-    """What a storage node knows of itself."""
+    """A storage node's facts about itself."""
 
     @property
     def compared(self) -> bool:
-        """Whether the index lists what it holds."""
+        """Whether the index lists its chunks."""
 
     @property
     def replicas(self) -> str:
-        """Among which nodes it last found all replicas; empty where it keeps none."""
+        """The nodes among which it last found all replicas; empty without replicas."""
 
 
 def start_of(node: Node) -> tuple[str, str]:
-    """Its name, and what changes when it starts anew or loses a drive: its incarnation and what it may hold."""
+    """Return its name, its incarnation and its capacity: these change with a restart or a lost drive."""
     return node.node_id, f"{node.incarnation}/{node.capacity_bytes}"
 
 
 def digest(starts: Iterable[tuple[str, str]]) -> str:
-    """Of nodes' names and starts."""
+    """Return a digest of nodes' names and starts."""
     names = "\n".join(f"{name} {incarnation}" for name, incarnation in sorted(starts))
     return f"{zlib.crc32(names.encode()):08x}"
 
@@ -49,8 +52,8 @@ def digest(starts: Iterable[tuple[str, str]]) -> str:
 async def open_when_redundant(gate: Gate, me: str, peers: Peers, progress: Progress, clock: Clock) -> None:
     """Open `gate` once this node is listed in full, and it and all others have checked their replicas since it joined.
 
-    A node that comes back empty leaves the others with single copies until these are copied; a second node that goes
-    meanwhile would take some away. `progress`: this node's.
+    A node that comes back empty leaves the others with single copies until these are copied; a second node that stops
+    before would take some away. `progress`: this node's.
     """
     nodes: list[Node] = []
     while gate.why:
@@ -83,5 +86,5 @@ def unready(nodes: Iterable[Node], me: str) -> list[str]:
 
 
 def _checked(node: Node, expected: str) -> str:
-    """What a node says of its replicas. One that says nothing keeps none, or is of a release before."""
+    """Return a node's report of its replicas. One without a report keeps none, or is of an earlier release."""
     return node.notes.get(CHECKED_AMONG, expected if node.protocol_version >= _SAYS else NOT_YET)

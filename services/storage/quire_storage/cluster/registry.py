@@ -19,7 +19,10 @@ _BATCH_CHUNKS: Final = 4096
 
 
 class Registry:
-    """Says to the index what the node `node_id` holds. Counts what is under way, so that both can be compared."""
+    """Reports the chunks of the node `node_id` to the index.
+
+    Counts the changes under way, so that both can be compared.
+    """
 
     def __init__(self, node_id: str, index: ClusterIndex, clock: Clock, timeout_s: float) -> None:
         self._node_id = node_id
@@ -43,8 +46,8 @@ class Registry:
     ) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed; `fresh`: of those that are new.
 
-        A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. Meanwhile the index
-        is asked for those alone that wait for another node, and not for what lies behind them here.
+        A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. During the wait the
+        index is asked only for chunks that wait for another node, and not for those behind them here.
         """
         unregistered, deadline_s = list(records), self._clock.monotonic_s() + self._timeout_s
         pause_s, batch = _RETRY_S, unregistered
@@ -74,7 +77,7 @@ class Registry:
     async def withdraw(self, records: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.
 
-        What the index does not hear now it hears when they are asked for in vain, or when both are compared.
+        A change that does not reach the index now does when a delivery misses them, or when both are compared.
         """
         if not records:
             return
@@ -113,7 +116,7 @@ class Registry:
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
     async def drops(self) -> AsyncIterator[list[Drop]]:
-        """What this node is to drop, page by page. What it does not settle it is told again."""
+        """Yield this node's drops, page by page. Drops that it does not settle come again."""
         cursor, unfinished = 0, True
         while unfinished:
             page, cursor = await self._index.drops(self._node_id, cursor)
@@ -153,12 +156,14 @@ class Registry:
                 self._changed.notify_all()
 
     async def listing(self) -> Listing:
-        """What the index lists for this node."""
+        """Return the index's listing of this node."""
         return await self._index.listing(self._node_id)
 
     async def holdings(self, unknown: Callable[[Sequence[Held]], list[Held]]) -> AsyncIterator[list[Held]]:
-        """Everything that the index lists for this node, page by page. `unknown` says which of these are not here: they
-        are withdrawn, while nothing else is under way from this node to the index.
+        """Everything that the index lists for this node, page by page.
+
+        `unknown` says which of these are not here: they are withdrawn, while nothing else is under way from this node
+        to the index.
         """
         cursor, unfinished = 0, True
         while unfinished:
@@ -178,11 +183,11 @@ class Registry:
         return [record.key for record, names in zip(records, holders, strict=True) if self._node_id not in names]
 
     async def damaged(self) -> None:
-        """The index differs from what it acknowledged: the object tier has to be compared with it too."""
+        """Note that the index differs from its acknowledgements: the object tier has to be compared with it, too."""
         await self._index.damaged(self._node_id)
 
     async def rebuilt(self, token: str) -> None:
-        """The index knows what lies in the object tier."""
+        """Report that the index knows the contents of the object tier."""
         await self._index.rebuilt(token)
 
     # ---- the object tier

@@ -101,8 +101,9 @@ class Replicator:
         return redundancy.digest(self._known)
 
     async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[int]:
-        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each a mark:
-        `LACKED`, `KEPT` if it was here before, or `COPIED`.
+        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`.
+
+        Returns a mark for each: `LACKED`, `KEPT` if it was here before, or `COPIED`.
         """
         absent = [key for key in keys if self._tiers.find(key) is None]
         listed: set[bytes] = set()
@@ -120,7 +121,7 @@ class Replicator:
         return (await self._spread_marked(keys))[0]
 
     async def _spread_marked(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
-        """As `_spread`; meanwhile no one else spreads these."""
+        """Run `_spread`; no other task spreads these at the same time."""
         self._spreading.update(keys)
         try:
             return await self._spread(keys)
@@ -168,7 +169,7 @@ class Replicator:
                 yield payload
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
-        """Chunks of another node with their (L, S) bytes, verified; what it has not, or not sound, is left out."""
+        """Return chunks of another node with their (L, S) bytes, verified, without missing or damaged ones."""
         async for batch, payloads in self.fetch_batches(source, keys):
             for pair in zip(batch, payloads, strict=True):
                 yield pair
@@ -180,7 +181,7 @@ class Replicator:
         try:
             headers = await self._peers.describe(source, ChunkKeys(b"".join(keys)))
         except QuireError as error:
-            logger().warning("a node does not say what it has", node=source.node_id, error=str(error))
+            logger().warning("a node does not describe its chunks", node=source.node_id, error=str(error))
             return
         sound = [np.frombuffer(raw, dtype=np.uint8) for raw in headers if sound_header(raw) is not None]
         chunks = [unpack_header(raw).chunk for raw in sound]
@@ -196,8 +197,10 @@ class Replicator:
                 yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
 
     async def keep_replicated(self) -> None:
-        """See to it that replicated chunks have two live holders: those whose other copy may be lost whenever the
-        storage nodes are others than before, and all, some at a time, while they are not.
+        """See to it that replicated chunks have two live holders.
+
+        After a change of the storage nodes those whose other copy may be lost are checked; without one all, some at a
+        time.
         """
         while True:
             await self._clock.sleep(self._config.replication_check_s)
@@ -215,12 +218,12 @@ class Replicator:
     # ----
 
     async def _respread(self, nodes: set[_Start]) -> bool:
-        """Whether all chunks are safe that have no copy on any of these, as far as is known."""
+        """Return whether all chunks without a copy on any of these are safe, as far as is known."""
         self._known = None
         keys = await self._without_copy(nodes)
         self._pending, self._alone = len(keys), set()
         for first in range(0, len(keys), _BATCH_CHUNKS):
-            # What is being stored is on its way to a node already, and not to the one that would be chosen here.
+            # A chunk that is being stored is on its way to a node, and not to the one that would be chosen here.
             batch = keys[first : first + _BATCH_CHUNKS]
             part = [key for key in batch if key not in self._spreading]
             safe, copied_bytes = await self._spread_marked(part)
@@ -275,7 +278,9 @@ class Replicator:
             logger().info("gave up copies beyond the second", chunks=given_up)
 
     async def give_up(self, keys: Sequence[bytes], keepers: Sequence[str], level: Durability) -> int:
-        """Let copies go that others keep; how many went. The one rule for giving up a copy:
+        """Give up copies that others keep; return how many.
+
+        The one rule for giving up a copy:
 
         - each of `keepers` lives, and has said just now that it has the chunk; for a level above `memory`, on a drive;
         - this node's copy is at `level` at most, also when the index answers;
@@ -349,7 +354,7 @@ class Replicator:
                 if quiesced:
                     region.close()
                 else:
-                    # Until no permit for it can be used any more: by then its node is quiet, or dead.
+                    # Until every permit for it has ended: by then its node is quiet, or dead.
                     self._quarantined.append(
                         (self._clock.monotonic_s() + quiescence.unheard_s(COPY_S_MAX), region, memory)
                     )
@@ -365,8 +370,10 @@ class Replicator:
 
 
 def keepers_of(key: bytes, holders: Sequence[str], zones: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same; in several
-    zones where they are. `zones`: of the nodes that are alive, by name.
+    """Return the nodes that keep their copies.
+
+    These have the lowest claims, so that all nodes choose the same; they are in several zones if possible. `zones`: of
+    the nodes that are alive, by name.
     """
     names = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
     keepers: list[str] = []

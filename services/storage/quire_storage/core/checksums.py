@@ -50,7 +50,10 @@ def combined(checksums: Checksums, parts: list[Extent], length: int) -> Checksum
 
 
 def _joined(checksums: Checksums, length: int) -> Checksums:
-    """Of neighbours as one: (…, n) of `length` bytes each → (…). By halves: as many steps as n has binary digits."""
+    """Combine the checksums of neighbours: (…, n) of `length` bytes each → (…).
+
+    By halves: as many steps as n has binary digits.
+    """
     count = checksums.shape[-1]
     if count == 1:
         return checksums[..., 0]

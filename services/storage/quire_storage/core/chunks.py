@@ -1,4 +1,4 @@
-"""What a chunk is, and where a copy of it lies. Content never changes; state is `core.residency`'s."""
+"""Chunks, and the places of their copies. Content never changes; state is `core.residency`'s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire_storage.core.slots import Shape
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """In the arena: slice l lies at `offset` + l·`layer_stride`."""
+    """Place in the arena: slice l is at `offset` + l·`layer_stride`."""
 
     offset: int
     layer_stride: int
@@ -23,7 +23,7 @@ class MemoryPlace:
 
 @dataclass(frozen=True, slots=True)
 class DiskPlace:
-    """In the pool: slice l lies at `offset` + l·`layer_stride` of the drive's slabs; its header at `header`."""
+    """Place in the pool: slice l is at `offset` + l·`layer_stride` of the drive's slabs; its header at `header`."""
 
     drive: int
     offset: int
@@ -72,8 +72,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is kept with a chunk's bytes: the chunk, the level that it was stored at, whether an object of it was
-    written. That one may be gone: its index entry may have ended since.
+    """Header of a chunk's bytes: the chunk, the level that it was stored at, whether an object of it was written.
+
+    The object may have been deleted: its index entry may have ended since.
 
     `generation`: of the index entry under which this node listed the chunk last; 0 where that is unknown.
     """
@@ -94,7 +95,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A pinned chunk as it was when it was pinned. `number` names this copy: a key may have several over time."""
+    """State of a chunk when it was pinned. `number` names this copy: a key may have several over time."""
 
     number: int
     chunk: Chunk

@@ -1,11 +1,11 @@
-"""Which chunk goes when a tier is full. Pure; `quire bench cache` runs this very class over a trace.
+"""Choice of the chunk to evict from a full tier. Pure; `quire bench cache` runs this very class over a trace.
 
-`LeafArc` is ARC (Megiddo and Modha, FAST '03) on a forest. What was used once and what was used more often are two
-lists, each in order of use; how much of the tier belongs to which adapts to the keys that come back soon after they
-went. So a scan passes through the first list, and a conversation that goes on moves to the second.
+`LeafArc` is ARC (Megiddo and Modha, FAST '03) on a forest. Chunks that were used once and chunks that were used more
+often are two lists, each in order of use; how much of the tier belongs to which adapts to the keys that come back soon
+after their eviction. So a scan passes through the first list, and a conversation that goes on moves to the second.
 
-From the lowest tier only leaves go, chunks that no chunk in the tier extends: so what it holds stays a set of whole
-prefixes, and the cluster's index prefix-closed. An unused prefix unwinds from its end.
+From the lowest tier only leaves are evicted, chunks that no chunk in the tier extends: so its content stays a set of
+whole prefixes, and the cluster's index prefix-closed. An unused prefix unwinds from its end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Evictor(Protocol):
         """A chunk was used; one that is not in is ignored. Of a prefix touch the deepest first."""
 
     def remove(self, key: bytes) -> None:
-        """A chunk is gone for another reason; one that is not in is ignored."""
+        """Remove a chunk that left for another reason; an unknown one is ignored."""
 
     def evict(self, is_kept: Kept) -> bytes | None:
         """Take out the next one for which not `kept(key)`; None if there is none.
@@ -143,7 +143,7 @@ class LeafArc(Forest):
 
     @property
     def aside(self) -> Collection[bytes]:
-        """What is not looked at until it is touched or released."""
+        """Keys that are skipped until they are touched or released."""
         return self._aside.keys()
 
     def look_again(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is read most: bytes a second by chunk range, as means that forget."""
+"""Read rates: bytes a second by chunk range, as decaying means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANGES_MAX: Final = 4096
 
 @dataclass(slots=True)
 class _Mean:
-    """Bytes a second; what was read counts half as much after each half-life."""
+    """Bytes a second; a read counts half as much after each half-life."""
 
     value: float = 0.0
     at_s: float = 0.0
@@ -29,7 +29,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Range:
-    """`keys`: what was read last; `common`: how many of them are read by most, a mean."""
+    """`keys`: of the last read; `common`: how many of them most reads share, a mean."""
 
     keys: bytes
     common: float

@@ -1,9 +1,11 @@
-"""Chunks of the namespaces that a policy bounds, alone or together: what is too old, and what is too much.
+"""Chunks of the namespaces that a policy bounds, alone or together: expired chunks, and chunks over the quota.
 
-Of each group of namespaces there are two orders, kept up as chunks come, are used and go: nothing is walked to find
-what has to go. What was here before a group was followed is added once, some at a time (`wanted`, `add`, `walked`).
+Of each group of namespaces there are two orders, kept up as chunks are stored, used and removed: no walk is needed to
+find the ones to evict. Chunks that were here before a group was followed are added once, some at a time (`wanted`,
+`add`, `walked`).
 
-A prefix goes from its end. A chunk that others extend is set aside when its turn comes, and is next once they are gone.
+A prefix is evicted from its end. A chunk that others extend is set aside when its turn comes, and is next once they are
+removed.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class _ByAge:
 
 @dataclass(slots=True)
 class _Order:
-    """`aside`: what others extended when its turn came. `asked`: what was chosen, and may go."""
+    """`aside`: chunks that others extended when their turn came. `asked`: chosen chunks."""
 
     next: _ByUse | _ByAge
     aside: dict[bytes, None] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class _Order:
         self.asked.pop(key, None)
 
     def release(self, key: bytes) -> None:
-        """Nothing extends it any more."""
+        """Note that no chunk extends it now."""
         if key in self.aside:
             del self.aside[key]
             self.next.put_first(key)
@@ -169,14 +171,14 @@ class _Followed:
 
 
 class NamespaceBook:
-    """Follows the groups that it was told to follow."""
+    """Orders of the groups that have policies."""
 
     def __init__(self) -> None:
         self._followed: dict[Group, _Followed] = {}
         self._of: dict[bytes, list[_Followed]] = {}
 
     def follow(self, groups: Iterable[Group]) -> None:
-        """Follow exactly these groups. A group that has gained a namespace keeps what is known of it."""
+        """Follow exactly these groups. A group that has gained a namespace keeps its orders."""
         previous, self._followed, self._of = self._followed, {}, {}
         for group in sorted(groups, key=lambda group_: group_ not in previous):
             base = max((group_ for group_ in previous if group_ <= group), key=len, default=Group())
@@ -192,8 +194,9 @@ class NamespaceBook:
         return frozenset(namespace for followed in self._followed.values() for namespace in followed.unknown)
 
     def add(self, chunks: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
-        """Of wanted namespaces what was here before they were followed; the last stored first. What has come since, or
-        has gone, stays as it is.
+        """Add chunks of wanted namespaces from before they were followed, the last stored first.
+
+        Chunks that were stored or removed since stay unchanged.
         """
         for chunk in chunks:
             for followed in self._of.get(chunk.namespace, ()):
@@ -203,7 +206,7 @@ class NamespaceBook:
                     followed.by_use.next.put_first(chunk.key)
 
     def walked(self, namespaces: Iterable[bytes]) -> None:
-        """All chunks of these namespaces have been added."""
+        """Note that the chunks of these namespaces have all been added."""
         for followed in self._followed.values():
             followed.unknown.difference_update(namespaces)
 
@@ -217,13 +220,13 @@ class NamespaceBook:
                     followed.by_use.next.put_last(chunk.key)
 
     def used(self, chunk: Chunk) -> None:
-        """A chunk was read: it goes last in the order of use."""
+        """Note a read: the chunk is last in the order of use."""
         for followed in self._of.get(chunk.namespace, ()):
             if chunk.key in followed.by_use.next:
                 followed.by_use.next.put_last(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
-        """A chunk is not here any more."""
+        """Remove a chunk."""
         for followed in self._of.get(chunk.namespace, ()):
             if chunk.key in followed.about:
                 followed.leave(chunk.key)
@@ -244,7 +247,7 @@ class NamespaceBook:
         )
 
     def excess(self, group: Group, quota_bytes: int) -> list[bytes]:
-        """Keys of some of the least recently used that nothing extends, while they take up what is over the quota."""
+        """Keys of some of the least recently used that nothing extends, as long as the total is over the quota."""
         followed = self._followed[group]
         return followed.first(
             followed.by_use, lambda _, chosen: not followed.unknown and followed.size - chosen > quota_bytes

@@ -10,7 +10,7 @@ _HOLDS_S = 60.0
 
 
 class Credit:
-    """What new deliveries may send before they have rates, together: at the rate that was set, 80 ms worth at once.
+    """Credit of new deliveries before they have rates, shared: at the rate that was set, 80 ms worth at once.
 
     Nothing until it is set, nor a minute after it was set last: by then the scheduler gives it to other nodes.
     """
@@ -19,7 +19,7 @@ class Credit:
         self._rate = self._burst_bytes = self._left_bytes = self._at_s = self._set_s = 0.0
 
     def set_rate(self, rate_bytes_per_s: float, now_s: float) -> None:
-        """From now on. The first one comes with its burst."""
+        """Set the rate from now on. The first one comes with its burst."""
         self._set_s = now_s
         if rate_bytes_per_s == self._rate:
             return
@@ -29,7 +29,7 @@ class Credit:
         self._rate, self._burst_bytes = rate_bytes_per_s, burst_bytes
 
     def take(self, wanted_bytes: int, now_s: float) -> int:
-        """So many bytes, or what is left."""
+        """Take up to this number of bytes."""
         if now_s - self._set_s > _HOLDS_S:
             self.set_rate(0.0, now_s)
         self._fill(now_s)
@@ -38,7 +38,7 @@ class Credit:
         return taken
 
     def give_back(self, unused_bytes: int) -> None:
-        """Of what was taken."""
+        """Give back a part of the bytes that were taken."""
         self._left_bytes = min(self._burst_bytes, self._left_bytes + unused_bytes)
 
     def _fill(self, now_s: float) -> None:
@@ -76,11 +76,11 @@ class Pacer:
 
     @property
     def kept(self) -> float:
-        """What has left, as a share of what was granted: below 1 where something else was slower."""
+        """Share of the granted bytes that were sent: below 1 if another limit was lower."""
         return self._left_bytes / self._granted_bytes if self._granted_bytes > 0 else 1.0
 
     def set_rate(self, rate_bytes_per_s: int, now_s: float) -> None:
-        """The rate from now on; what came in until now came at the old one."""
+        """Set the rate from now on; earlier bytes accrued at the old one."""
         self._fill(now_s)
         self._rate = rate_bytes_per_s
 

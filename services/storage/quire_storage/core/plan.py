@@ -31,7 +31,7 @@ def choose_order(order: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> 
 
 
 def check_shapes(descriptor: Descriptor, copies: Sequence[Copy]) -> None:
-    """Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says."""
+    """Check the shapes. Raises `DescriptorInvalid` if a stored chunk has another shape than the descriptor."""
     for chunk in (copy.chunk for copy in copies):
         if (chunk.num_layers, chunk.slice_bytes) != (descriptor.num_layers, descriptor.slice_bytes):
             raise DescriptorInvalid(
@@ -66,8 +66,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """`bytes` of neighbouring chunks, `count` from `first` of the batch on, at `offset` of the arena, to lie at
-    `remote_offset` of the target. `checksums`: of them as one range, (layers,).
+    """A put: `bytes` of neighbouring chunks, from `offset` of the arena to `remote_offset` of the target.
+
+    The chunks are `count` from `first` of the batch on. `checksums`: of them as one range, (layers,).
     """
 
     offset: int
@@ -79,7 +80,7 @@ class Carried:
 
 
 Bytes = npt.NDArray[np.uint8]
-Mend = Callable[[list[int]], None]
+Heal = Callable[[list[int]], None]
 """Told the indices of chunks of the batch whose slices do not match."""
 Verification = Callable[[npt.NDArray[np.uint8], int, int, Callable[[int], None]], list[int]]
 """(arena, layer, shift, sound) → indices of the chunks whose slice of the layer does not match. For a thread.
@@ -89,12 +90,13 @@ Calls `sound(n)` as it goes: the first n chunks match.
 
 
 def unheard(_: int) -> None:
-    """For a caller who waits for the whole."""
+    """Run all of it, for a caller who waits for the whole."""
 
 
 def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> Verification:
-    """Verifies layers of chunks by `checksums`, (layers, chunks); slice l of chunk i, `size` bytes, lies at bases_i +
-    shift, the layer's.
+    """Verifies layers of chunks by `checksums`, (layers, chunks).
+
+    Slice l of chunk i, `size` bytes, is at bases_i + shift, the layer's.
     """
     parts = extents(bases, size, _VERIFY_BYTES)
     verified: list[Checksums] = []
@@ -114,9 +116,9 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
 
 
 class BatchPlan:
-    """A batch: what some consecutive chunks of a delivery make up of each layer.
+    """A batch: the part of each layer that consecutive chunks of a delivery make up.
 
-    Slice l of chunk i lies at bases_i + shift of the arena, where the caller knows the shift of the layer, and goes to
+    Slice l of chunk i is at bases_i + shift of the arena, where the caller knows the shift of the layer, and goes to
     l·stride + targets_i of the client's memory.
     """
 
@@ -160,18 +162,19 @@ class BatchPlan:
         return self._carried
 
     def carry(
-        self, arena: Bytes, memory: Bytes, layer: int, shift: int, parts: Sequence[Carried], mend: Mend | None
+        self, arena: Bytes, memory: Bytes, layer: int, shift: int, parts: Sequence[Carried], heal: Heal | None
     ) -> None:
-        """Verify and copy in one pass. For a thread. `mend` puts right what does not match, or raises; None for what
-        was verified.
+        """Verify and copy in one pass.
+
+        For a thread. `heal` corrects slices that do not match, or raises; None for verified ones.
         """
         view, remote = memoryview(arena.data), layer * self._stride
         for part in parts:
             start, to = part.offset + shift, remote + part.remote_offset
-            if mend is not None and crc32(view[start : start + part.bytes]) != part.checksums[layer]:
+            if heal is not None and crc32(view[start : start + part.bytes]) != part.checksums[layer]:
                 chunks = slice(part.first, part.first + part.count)
                 offsets, sums = self.bases[chunks] + shift, self._checksums[layer, chunks]
-                mend([part.first + index for index in mismatches(arena, offsets, self.slice_bytes, sums)])
+                heal([part.first + index for index in mismatches(arena, offsets, self.slice_bytes, sums)])
             memory[to : to + part.bytes] = arena[start : start + part.bytes]
 
     def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:

@@ -115,7 +115,7 @@ class Geometry:
 
     @staticmethod
     def within(file_bytes: int, slab_bytes: int, chunk_bytes_min: int) -> Geometry:
-        """As many slabs as fit, with headers for chunks of `chunk_bytes_min` on the average."""
+        """Return the geometry with as many slabs as fit, with headers for chunks of `chunk_bytes_min`."""
         headers = max(PAGE_BYTES, file_bytes // chunk_bytes_min * UNIT_BYTES)
         pages = -(-headers // PAGE_BYTES)
         overhead = Geometry(slab_bytes, 0, pages).data_offset
@@ -124,7 +124,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a drive's file says of itself.
+    """Superblock of a drive's file.
 
     `header_pages_used`: pages from here on were never written. `place_generations`: no header has a greater generation.
     `upgrading`: headers of format 2 may be there.
@@ -160,10 +160,10 @@ def read_superblock(raw: bytes, node_id: str, name: str) -> Superblock:
     """
     sound = [block for at in (0, PAGE_BYTES) if (block := _superblock(raw[at : at + PAGE_BYTES], name)) is not None]
     if not sound:
-        raise ForeignPool(f"{name} is no pool of Quire, or both its superblocks are damaged; it is left as it is")
+        raise ForeignPool(f"{name} is no pool of Quire, or both its superblocks are damaged; it is left unchanged")
     best = max(sound, key=lambda block: block.generation)
     if best.node_id != node_id:
-        raise ForeignPool(f"{name} belongs to node {best.node_id!r}, this is {node_id!r}; it is left as it is")
+        raise ForeignPool(f"{name} belongs to node {best.node_id!r}, this is {node_id!r}; it is left unchanged")
     return best
 
 
@@ -178,7 +178,7 @@ def _superblock(raw: bytes, name: str) -> Superblock | None:
         return None
     row = np.frombuffer(raw, dtype=_SUPERBLOCK, count=1)[0]
     if not OLDEST_VERSION <= row["version"] <= VERSION:
-        raise ForeignPool(f"{name} has version {row['version']}, this is {VERSION}; it is left as it is")
+        raise ForeignPool(f"{name} has version {row['version']}, this is {VERSION}; it is left unchanged")
     geometry = Geometry(int(row["slab_bytes"]), int(row["slab_count"]), int(row["header_pages"]))
     if geometry.data_offset != row["data_offset"]:
         raise ForeignPool(f"{name} has its slabs at {row['data_offset']}, {geometry.data_offset} was expected")
@@ -190,7 +190,7 @@ def _superblock(raw: bytes, name: str) -> Superblock | None:
 
 
 def place_of(field: str) -> int:
-    """Where a header of the pool has one of its fields."""
+    """Return the offset of a field in a header of the pool."""
     assert POOL_HEADER.fields is not None, "it has named fields"
     return int(POOL_HEADER.fields[field][1])
 
@@ -256,7 +256,7 @@ def stored_ms(row: np.void) -> int:
 def upgrade(region: Bytes, salt: int) -> int:
     """Turn the headers of format 2 in a region of whole pages into those of format 3; how many there were.
 
-    Their index generations are unknown. Headers of format 3 stay as they are.
+    Their index generations are unknown. Headers of format 3 stay unchanged.
     """
     units = region.reshape(-1, UNIT_BYTES)
     view, free_from, header_count = memoryview(region.data), 0, 0
@@ -315,7 +315,7 @@ class FoundHeaders:
 
 
 def find_headers(region: Bytes, salt: int = 0) -> FoundHeaders:
-    """All sound headers of a region of whole pages, by stride: none inside another one."""
+    """Find the sound headers of a region of whole pages, by stride: none inside another one."""
     units = region.reshape(-1, UNIT_BYTES)
     offsets = np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == _type_of(salt)) * UNIT_BYTES
     rows = rows_at(region, offsets)

@@ -1,8 +1,8 @@
 """The pool in memory: which slot of which drive holds which chunk, and an image of every drive's header region.
 
 Nothing here does I/O: methods change the image and say which header pages have to be written, in which order they
-become durable is the caller's matter (see `pool_format`). A chunk that lies on disk only costs an entry in one
-dictionary and its header in the image; a `Chunk` is made of them when they are asked for.
+become durable is the caller's matter (see `pool_format`). A chunk on disk alone costs an entry in one dictionary and
+its header in the image; a `Chunk` is made of them on demand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Pages = dict[int, list[int]]
 
 @dataclass(slots=True)
 class _Drive:
-    """One drive: its slots, and which header page serves which slots of which slab."""
+    """A drive: its slots, and which header page serves which slots of which slab."""
 
     geometry: Geometry
     image: Bytes
@@ -104,8 +104,9 @@ class PoolMap:
         return iter(self._where)
 
     def scan(self) -> Iterator[list[bytes]]:
-        """Keys of chunks, some at a time, by the places of their headers. Chunks may come and go meanwhile: one that
-        stays where it is all the while is named once.
+        """Keys of chunks, some at a time, by the places of their headers.
+
+        Chunks may be added and removed in between: one that stays where it is all the while is named once.
         """
         for index, drive in enumerate(self._drives):
             units, first = drive.image.reshape(-1, UNIT_BYTES), 0
@@ -132,19 +133,22 @@ class PoolMap:
         return self._drives[drive].image
 
     def data_offset(self, drive: int) -> int:
-        """Where the slots of a drive's file begin, in bytes."""
+        """Offset at which the slots of a drive's file begin, in bytes."""
         return self._drives[drive].geometry.data_offset
 
     # ---- places
 
     def check(self, shape: Shape) -> None:
-        """Raises `LayoutInvalid` for chunks that the drives cannot hold."""
+        """Check a shape. Raises `LayoutInvalid` for chunks that the drives cannot hold."""
         header_bytes(shape.num_layers)
         for drive in self._drives:
             drive.slots.slots_per_slab(shape)
 
     def allocate(self, shape: Shape, count: int) -> list[DiskPlace]:
-        """`count` slots, in runs that go round the drives. Raises `PoolFull` or `LayoutInvalid`; then none is taken."""
+        """Allocate `count` slots, in runs that alternate between the drives.
+
+        Raises `PoolFull` or `LayoutInvalid`; then none is taken.
+        """
         size = header_bytes(shape.num_layers)
         run = max(1, self._stripe_bytes // shape.slice_room)
         places: list[DiskPlace] = []
@@ -215,7 +219,7 @@ class PoolMap:
         return pages
 
     def get(self, key: bytes) -> Placed | None:
-        """What lies on a drive under a key, from its header."""
+        """Return the chunk on a drive under a key, from its header."""
         where = self._where.get(key)
         if where is None:
             return None
@@ -235,7 +239,7 @@ class PoolMap:
         return self._generation_at(where)
 
     def generation(self, key: bytes) -> int | None:
-        """As `listing` has it; None for a chunk that is not here."""
+        """Return the generation of `listing`; None for a chunk that is not here."""
         where = self._where.get(key)
         if where is None:
             return None
@@ -243,19 +247,20 @@ class PoolMap:
         return int(self._drives[where >> _DRIVE_SHIFT].index_generations[at])
 
     def listing(self, place: DiskPlace) -> tuple[int, bool]:
-        """Generation of the index entry that lists the chunk at `place`, 0 for none that is known, and whether that
-        entry lists the object tier too.
+        """Return the generation of the index entry that lists the chunk at `place`, and whether it has an object.
+
+        0 stands for no known entry; the object is listed by that entry.
         """
         drive, at = self._drives[place.drive], place.header // UNIT_BYTES
         return int(drive.index_generations[at]), bool(drive.in_object[at])
 
     def set_listing(self, place: DiskPlace, generation: int, in_object: bool) -> None:
-        """Kept in memory only: after a restart the index is asked again."""
+        """Set it in memory only: after a restart the index is read again."""
         drive, at = self._drives[place.drive], place.header // UNIT_BYTES
         drive.index_generations[at], drive.in_object[at] = generation, in_object
 
     def keys_beside(self, placed: Placed) -> list[bytes]:
-        """Of all chunks in the same slab."""
+        """Return the keys of all chunks in the same slab."""
         drive = self._drives[placed.place.drive]
         slab, _ = drive.slots.slot_of(placed.place.offset, placed.header.chunk.shape)
         keys: list[bytes] = []
@@ -321,8 +326,10 @@ class PoolMap:
         return self._generation
 
     def recover(self, index: int, pages_used: int, place_generations: int = 0) -> Pages:
-        """Take over what the image of a drive says; the pages that hold headers which do not count (now zeroed), also
-        of drives before this one. Drives are recovered one after the other, once each, before anything else.
+        """Take over the headers of a drive's image; return the pages with headers that do not count.
+
+        These are zeroed now, also those of earlier drives. Drives are recovered one after the other, once each, before
+        anything else.
 
         `place_generations`: of the drive's superblock; places get greater ones from now on.
         """
@@ -418,7 +425,10 @@ class PoolMap:
     # ----
 
     def _generation_of(self, key: bytes, place: DiskPlace) -> int:
-        """Of a header: in the order in which places were allocated. One that is written again keeps its own."""
+        """Return the number of a header, in the order in which places were allocated.
+
+        A rewritten header keeps its own.
+        """
         if allocated := self._allocated.pop((place.drive, place.header), 0):
             return allocated
         key_at = place.header + _KEY_AT
@@ -428,31 +438,31 @@ class PoolMap:
         return self._generation
 
     def _revision_at(self, key: bytes, place: DiskPlace) -> int:
-        """Of the header of this chunk that is at `place`; -1 where there is none yet."""
+        """Return the row of this chunk's header at `place`; -1 if there is none yet."""
         image = self._drives[place.drive].image
         if image[place.header + _KEY_AT : place.header + _KEY_AT + KEY_BYTES].tobytes() != key:
             return -1
         return int(pool_fields(image[place.header :])["revision"])
 
     def _generation_at(self, where: int | None) -> int:
-        """Of the header there; 0 for none."""
+        """Return the generation of the header there; 0 for none."""
         if where is None:
             return 0
         at = (where & ((1 << _DRIVE_SHIFT) - 1)) + _AGE_AT
         return int(self._drives[where >> _DRIVE_SHIFT].image[at : at + 8].view("<u8")[0])
 
     def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Where the headers of a drive's chunks start in its image."""
+        """Return the offsets of the headers of a drive's chunks in its image."""
         where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
         return np.array(where, dtype=np.int64)
 
     def taken(self) -> set[tuple[int, int]]:
-        """For tests: (drive, offset) of every slot in use on a drive that works."""
+        """Return, for tests, (drive, offset) of every slot in use on a drive that works."""
         working = [(index, drive) for index, drive in enumerate(self._drives) if not drive.failed]
         return {(index, offset) for index, drive in working for offset in drive.slots.taken()}
 
     def failed_drives(self) -> frozenset[int]:
-        """Those that are used no more."""
+        """Return the retired drives."""
         return frozenset(index for index, drive in enumerate(self._drives) if drive.failed)
 
     @property

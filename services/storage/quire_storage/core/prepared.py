@@ -1,7 +1,7 @@
-"""Plans of runs of chunks that lie in memory, for deliveries that come again: expected checksums, bases, pieces.
+"""Plans of runs of chunks in memory, for repeated deliveries: expected checksums, bases, pieces.
 
 A plan holds for as long as the residency machine shows the very same places: it makes a new `MemoryPlace` whenever a
-chunk comes to lie in memory, wherever that is. Pins are each delivery's own.
+chunk gets a place in memory. Pins are each delivery's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Prepared:
 
 
 class PreparedRuns:
-    """Those used last, of `chunks_max` chunks together at most."""
+    """The last used plans, of `chunks_max` chunks together at most."""
 
     def __init__(self, chunks_max: int = _CHUNKS_MAX) -> None:
         self._chunks_max = chunks_max
@@ -56,7 +56,7 @@ class PreparedRuns:
         return prepared.plan
 
     def keep(self, copies: Sequence[Copy], targets: npt.NDArray[np.int64], stride: int, plan: BatchPlan) -> None:
-        """For the next time. All `copies` are in memory."""
+        """Keep a plan for the next time. All `copies` are in memory."""
         name = _name(copies, stride)
         self._drop(name)
         self._runs[name] = _Prepared(list(map(_PLACE, copies)), targets, plan)

@@ -16,7 +16,7 @@ _SAMPLE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SlackLimits:
-    """Bounds of deferral. `quantum_bytes`: written at a time beside reads; `idle_bytes`: while none is outstanding."""
+    """Bounds of deferral. `quantum_bytes`: written at a time next to reads; `idle_bytes`: while none is outstanding."""
 
     quantum_bytes: int = 1 << 20
     idle_bytes: int = 8 << 20
@@ -26,7 +26,7 @@ class SlackLimits:
 
 
 class WriteGate:
-    """Counts what is outstanding; `room` says how many bytes of writes may be issued now."""
+    """Counts outstanding reads and writes; `room` says how many bytes of writes may be issued now."""
 
     def __init__(self, limits: SlackLimits, *, enabled: bool = True) -> None:
         self._limits = limits
@@ -63,14 +63,14 @@ class WriteGate:
             self._sample_start_s, self._sample_bytes = now_s, 0
 
     def write_started(self, size: int, now_s: float) -> None:
-        """So many bytes of writes are on their way."""
+        """Count bytes of writes that are on their way."""
         self._writing += size
         self._last_write_s = now_s
         if self._reads:
             self._credit = max(0.0, self._credit - size)
 
     def write_finished(self, size: int) -> None:
-        """They have arrived."""
+        """Count bytes of writes that have arrived."""
         self._writing -= size
 
     def room(self, now_s: float, backlog_bytes: int, oldest_s: float) -> int:
@@ -91,6 +91,6 @@ class WriteGate:
         return 0
 
     def _slack_s(self, now_s: float) -> float:
-        """Until the first outstanding read is due, less the time that all of them still take."""
+        """Return the time until the first outstanding read is due, less the time that all of them still take."""
         due_s = min(deadline_s for _, deadline_s in self._reads.values())
         return due_s - now_s - self._read_bytes / self._rate_bytes_per_s

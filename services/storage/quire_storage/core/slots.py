@@ -1,10 +1,10 @@
 """Slots for chunks in one flat range of bytes, laid out so that a layer of neighbouring chunks is one piece.
 
 The range is cut into slabs; a slab in use serves chunks of one shape, L layers of S bytes, and holds n = slab // (L·A)
-of them, A being S rounded up to 4 KiB, which is what O_DIRECT wants. It is layer-major: slice l of slot k lies at
-slab + (l·n + k)·A. So slots that are taken in order give contiguous layers, which are read, checksummed and put as
-one range, while each chunk still is an object of its own. Nothing is created or moved when a chunk is stored: a slot
-is taken from a free list. A slab returns to all shapes when its last slot is free.
+of them, A being S rounded up to 4 KiB, which O_DIRECT needs. It is layer-major: slice l of slot k is at slab + (l·n +
+k)·A. So slots that are taken in order give contiguous layers, which are read, checksummed and put as one range, while
+each chunk still is an object of its own. Nothing is created or moved when a chunk is stored: a slot is taken from a
+free list. A slab returns to all shapes when its last slot is free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALIGNMENT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a slab's slots hold: `num_layers` slices of `slice_bytes`."""
+    """Shape of a slab's slots: `num_layers` slices of `slice_bytes`."""
 
     num_layers: int
     slice_bytes: int
@@ -69,7 +69,7 @@ class SlotAllocator:
         return self.slots_per_slab(shape) * shape.slice_room
 
     def slots_per_slab(self, shape: Shape) -> int:
-        """Raises `LayoutInvalid` for a chunk larger than a slab."""
+        """Check a shape. Raises `LayoutInvalid` for a chunk larger than a slab."""
         if shape.slot_bytes > self._slab_bytes:
             raise LayoutInvalid(
                 f"a chunk of {shape.slot_bytes} bytes exceeds the node's slabs of {self._slab_bytes}", field="layout"
@@ -130,7 +130,7 @@ class SlotAllocator:
         return offset // self._slab_bytes
 
     def adopt(self, slab: int, shape: Shape, slots: Iterable[int]) -> list[int]:
-        """Take the very slots that recovered chunks lie in; returns those that the geometry allows."""
+        """Take the very slots of recovered chunks; returns those that the geometry allows."""
         if slab in self._slabs or slab * self._slab_bytes >= self.capacity_bytes:
             return []
         if shape.slot_bytes > self._slab_bytes or not shape.num_layers or not shape.slice_bytes:
@@ -147,7 +147,7 @@ class SlotAllocator:
         return sound
 
     def settle(self) -> None:
-        """After the last `adopt`: what was not adopted is free."""
+        """End recovery: slots that were not adopted are free."""
         self._free_slabs = [slab for slab in self._free_slabs if slab not in self._slabs]
 
     def free(self, offsets: Iterable[int]) -> list[int]:

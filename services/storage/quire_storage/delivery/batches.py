@@ -1,8 +1,8 @@
-"""The chunk batches of a delivery: where each lies or comes to lie in the arena, its bytes brought there and verified.
+"""The chunk batches of a delivery: the place of each in the arena; its bytes are brought there and verified.
 
 Chunks in memory are used where they are. Chunks on a drive pass through a staging block, or, if they are wanted in
-memory from now on, go straight to the slots that they will keep: either way the drive writes each slice where the
-network reads it, and nothing is copied in between. Several deliveries of one prefix share its promotion: one reads.
+memory from now on, are read straight into the slots that they will keep: either way the drive writes each slice where
+the network reads it, and nothing is copied in between. Several deliveries of one prefix share its promotion: one reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What every delivery of a node reads with."""
+    """Shared parts with which every delivery of a node reads."""
 
     tiers: Tiers
     ring: Ring | None
@@ -46,7 +46,9 @@ class Reading:
     heal: Healer
     prepared: PreparedRuns = field(default_factory=PreparedRuns)
 
-    async def mend(self, copies: Sequence[Copy], starts: npt.NDArray[np.int64], layer: int, bad: Sequence[int]) -> None:
+    async def heal_slices(
+        self, copies: Sequence[Copy], starts: npt.NDArray[np.int64], layer: int, bad: Sequence[int]
+    ) -> None:
         """Put slices right that do not match, from another copy. Raises `CorruptData` where there is none.
 
         `starts`: where in the arena the slices of `layer` lie.
@@ -89,14 +91,14 @@ class Promotion:
         return len(self._sound) == self._copies[0].chunk.num_layers
 
     async def layer(self, layer: int, due_s: float) -> None:
-        """Return when the layer lies in memory, verified. Raises `CorruptData`."""
+        """Return when the layer is in memory, verified. Raises `CorruptData`."""
         if layer not in self._layers:
             self._layers[layer] = asyncio.create_task(self._read(layer, due_s))
             self._layers[layer].add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._layers[layer])
 
     async def settle(self) -> None:
-        """Stop; return when nothing is being read any more. The ring holds a cancelled read until the drives let go."""
+        """Stop; return when no read is under way. The ring holds a cancelled read until the drives let go."""
         for task in self._layers.values():
             task.cancel()
         await asyncio.gather(*self._layers.values(), return_exceptions=True)
@@ -109,12 +111,12 @@ class Promotion:
         verify = partial(self._verify, reading.tiers.arena.view, layer, shift, unheard)
         bad = await asyncio.wrap_future(reading.threads.submit(self._tenant, verify))
         if bad:
-            await reading.mend(self._copies, self._bases + shift, layer, bad)
+            await reading.heal_slices(self._copies, self._bases + shift, layer, bad)
         self._sound.add(layer)
 
 
 class Promotions:
-    """Those under way at this node."""
+    """Promotions under way at this node."""
 
     def __init__(self) -> None:
         self._running: dict[int, Promotion] = {}
@@ -125,7 +127,9 @@ class Promotions:
     def join(
         self, reading: Reading, copies: Sequence[Copy], tenant: str = "", *, prefetch: bool = False
     ) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
-        """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to.
+        """Join or begin promotions of copies that are read from a drive.
+
+        Returns a ticket, and the promoted ones with their places, by number.
 
         `tenant`: takes the turns at the threads that verify. `prefetch`: a client wants them in memory.
         """
@@ -136,7 +140,7 @@ class Promotions:
                 groups.setdefault(slots[copy.number][0], []).append(copy)
         for number, group in groups.items():
             if number in self._settling:
-                # Its last user has left, and its reads are being stopped: these copies are read by themselves.
+                # Its last user has left, and its reads are being stopped: these copies are read separately.
                 reading.tiers.end_promotion(ticket, number, complete=False)
                 for copy in group:
                     del slots[copy.number]
@@ -159,7 +163,7 @@ class Promotions:
         await asyncio.shield(leaving)
 
     def keep(self, cleanup: asyncio.Task[None]) -> None:
-        """Hold a task that has to end, whoever waits for it."""
+        """Hold a task that has to end without a waiter."""
         self._leaving.add(cleanup)
         cleanup.add_done_callback(self._leaving.discard)
 
@@ -174,7 +178,7 @@ class Promotions:
 
 @dataclass(slots=True)
 class Batch:
-    """Some consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged."""
+    """Consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged."""
 
     plan: BatchPlan
     copies: Sequence[Copy]
@@ -193,7 +197,7 @@ class Verifying:
         self.task: asyncio.Task[None] | None = None
 
     def told(self, sound: int) -> None:
-        """The first so many chunks match. Called by the thread."""
+        """Note that the first `chunks` match. Called by the thread."""
         self._loop.call_soon_threadsafe(self._hear, sound)
 
     def end(self, _: asyncio.Task[None]) -> None:
@@ -201,7 +205,7 @@ class Verifying:
         self._news.set()
 
     async def until(self, chunks: int) -> None:
-        """Wait until the first so many match. Raises `CorruptData` for what cannot be healed."""
+        """Wait until the first `chunks` match. Raises `CorruptData` for chunks that cannot be healed."""
         assert self.task is not None, "it has begun"
         while self._sound < chunks:
             if self.task.done():
@@ -217,8 +221,9 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
-    """A layer of a batch, at `shift` of its bases, verified, or being `verified`; `block` is given back when it has
-    left.
+    """A layer of a batch, at `shift` of its bases, verified, or being `verified`.
+
+    `block` is given back when it has left.
     """
 
     batch: Batch
@@ -228,13 +233,13 @@ class ReadyBatch:
     verified: Verifying | None = None
 
     async def until(self, chunks: int) -> None:
-        """Wait until its first so many chunks may be sent. Raises `CorruptData`."""
+        """Wait until its first `chunks` may be sent. Raises `CorruptData`."""
         if self.verified is not None:
             await self.verified.until(chunks)
 
 
 class Batches:
-    """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more.
+    """The batches of one delivery of held chunks. `close` when nothing reads the arena for it.
 
     `copied`: to memory of this host, by `carry`, which verifies. `is_prepared`: a delivery before had the same plan.
     """
@@ -283,30 +288,30 @@ class Batches:
         batch, layer, shift = ready.batch, ready.layer, ready.shift
         loop, arena = asyncio.get_running_loop(), self._arena.view
 
-        def mend(bad: list[int]) -> None:
-            healing = self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
+        def heal(bad: list[int]) -> None:
+            healing = self._reading.heal_slices(batch.copies, batch.plan.bases + shift, layer, bad)
             wait_in_thread(healing, loop)
 
-        verify = mend if batch.promotion is None else None
+        verify = heal if batch.promotion is None else None
         for parts in _grouped(batch.plan.carried(), bytes_max):
             size = sum(part.bytes for part in parts)
             yield partial(batch.plan.carry, arena, memory, layer, shift, parts, verify), size
 
     @property
     def ahead(self) -> int:
-        """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core.
+        """Return how many to prepare while one is sent: drives need several reads, checksums only a core.
 
-        Of small ones several, too: what a thread's answer takes to arrive is more than they take it.
+        Of small ones several, too: they take less time than the thread's answer.
         """
         if any(batch.staged is not None or batch.promotion is not None for batch in self.batches):
             return _AHEAD_OF_DRIVES
         return max(1, min(_AHEAD_OF_WIRE, _AHEAD_BYTES // max(batch.plan.bytes for batch in self.batches)))
 
     async def prepare(self, batch: Batch, layer: int, due_s: float) -> ReadyBatch:
-        """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed.
+        """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for chunks that cannot be healed.
 
-        What lies in memory of the first layer is sent as it is verified; of a later one there is time before. What is
-        copied to this host's memory is verified on the way.
+        Chunks in memory of the first layer are verified while they are sent; of a later layer there is time before.
+        Copies to this host's memory verify on the way.
         """
         shift = layer * batch.stride
         if batch.promotion is not None:
@@ -332,7 +337,7 @@ class Batches:
         verify = partial(batch.plan.corrupt, self._arena.view, layer, shift, sound)
         bad = await asyncio.wrap_future(self._reading.threads.submit(self._tenant, verify))
         if bad:
-            await self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
+            await self._reading.heal_slices(batch.copies, batch.plan.bases + shift, layer, bad)
 
     def release(self, ready: ReadyBatch) -> None:
         """The bytes of a ready batch have left."""

@@ -1,4 +1,4 @@
-"""The deliveries of this node: which chunks, pinned for how long, and what becomes of a client that goes."""
+"""The deliveries of this node: which chunks, pinned for how long, and the end of those whose client disconnects."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
 
 
 class Deliveries:
-    """`running`: those under way, by name. `on_read` hears which ranges of a request's keys were delivered, and of how
-    large chunks.
+    """`running`: those under way, by name.
+
+    `on_read` is called with the delivered ranges of a request's keys, and the size of their chunks.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Deliveries:
             yield event
 
     def longest_running(self) -> tuple[RunningDelivery, ...]:
-        """Those that have run longest, for people; not those that end at once anyway."""
+        """Return the longest-running ones, for people, without those that end at once."""
         first = (delivery.progress for delivery in islice(self.running.values(), _SHOWN_MAX))
         return tuple(progress for progress in first if progress.running_ms >= _SHOWN_FROM_MS)
 
@@ -100,7 +101,10 @@ class Deliveries:
         self._spawn(self._parts.rates.stalled(name, message.stall_us / 1e6))
 
     def _keys_of(self, call: DeliverOrder) -> ChunkKeys:
-        """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
+        """Return the keys that this node is to deliver.
+
+        Raises `DescriptorInvalid` if they are not its own, or not of the request.
+        """
         descriptor = call.descriptor
         for run in call.ranges:
             inside = descriptor.first_chunk <= run.first < run.stop <= descriptor.stop_chunk
@@ -134,7 +138,7 @@ class Deliveries:
                 delivery.cancel()
 
     async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> Pinned:
-        """Of a prefix all chunks, or none; of chunks that stand for themselves those that are here, one at least."""
+        """Pin all chunks of a prefix, or none; of unchained chunks those that are here, one at least."""
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
             pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
         if not pinned.missing:
@@ -156,7 +160,10 @@ class Deliveries:
         self._tiers.deny(unreadable)
 
     async def _withdraw_objects(self, objects: ChunkObjects, records: Sequence[ChunkRecord]) -> None:
-        """Of chunks that a fetch has found to be no object. Looked at once more: a store may have put them since."""
+        """Withdraw the objects that a fetch has found missing.
+
+        They are checked once more: a store may have put them since.
+        """
         with contextlib.suppress(QuireError):
             absent = await objects.still_absent(record.key for record in records)
             await self._registry.withdraw([record for record in records if record.key in absent], OBJECT_TIER)
@@ -222,7 +229,7 @@ def _records_of(call: DeliverOrder) -> list[ChunkRecord]:
 
 
 def _without(call: DeliverOrder, absent: frozenset[bytes]) -> tuple[ChunkRange, ...]:
-    """What is left of a call's ranges."""
+    """Return the remaining ranges of a call."""
     node, keys = call.ranges[0].node_id, call.descriptor.keys
     remaining = [at for run in call.ranges for at in range(run.first, run.stop) if keys.at(at) not in absent]
     runs: list[ChunkRange] = []

@@ -1,8 +1,8 @@
-"""One delivery: this node's stripe of every layer into a client's memory.
+"""A delivery: this node's stripe of every layer into a client's memory.
 
 The way of a layer: its chunk batches are read from the drives, if they are not in memory, and verified while those
 before them are on the wire; their slices are gathered from the arena straight into the client's memory, no staging
-copy; the layer-ready message follows the completed flush. However it ends, the last thing the client hears is
+copy; the layer-ready message follows the completed flush. However it ends, the last message to the client is
 `Quiesced`: from then on its memory is its own.
 """
 
@@ -48,7 +48,7 @@ Send = Callable[[ReadyBatch, LayerTrace], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryParts:
-    """What every delivery of a node shares."""
+    """Parts that every delivery of a node shares."""
 
     config: StorageConfig
     transport: Transport
@@ -63,9 +63,9 @@ class DeliveryParts:
 
 
 class Delivery:
-    """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome.
+    """Runs once. `layers()` yields each finished layer if the call says so; `run()` returns the outcome.
 
-    `settled`: nothing of it is in flight any more. `cancelled`: by its caller. `peer`: the client, once it is known.
+    `settled`: nothing of it is in flight. `cancelled`: by its caller. `peer`: the client, once it is known.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Delivery:
         self._started_s = parts.clock.monotonic_s()
 
     async def layers(self) -> AsyncIterator[int]:
-        """Layers as they are complete at the client, until the delivery ends."""
+        """Yield each layer when it is complete at the client, until the delivery ends."""
         while (layer := await self._finished.get()) is not None:
             yield layer
 
     @property
     def progress(self) -> RunningDelivery:
-        """As it is now, for people."""
+        """Current state, for people."""
         return RunningDelivery(
             delivery_id=self._call.delivery_id,
             tenant=self._tenant.tenant,
@@ -110,7 +110,7 @@ class Delivery:
         )
 
     def cancel(self) -> None:
-        """Stop soon; `run()` then ends with an outcome that says so."""
+        """Stop soon; `run()` then ends with the outcome of a cancelled delivery."""
         self.cancelled = True
         if self._writer is not None:
             self._writer.cancel()
@@ -166,8 +166,10 @@ class Delivery:
         return self._outcome(stream, failure)
 
     async def linger(self) -> None:
-        """Of a delivery that is not settled: wait until nothing of it is in flight, give its memory back, and tell the
-        client, who may have seen no connection break.
+        """Finish a delivery that is not settled.
+
+        Waits until nothing of it is in flight, gives its memory back, and notifies the client, which may have seen no
+        connection break.
         """
         stream, batches, remote = self._left
         while not self.settled:
@@ -213,7 +215,7 @@ class Delivery:
 
     @property
     def _left_s(self) -> float:
-        """For how long it may write. Chunks may have been waited for since it was permitted."""
+        """Return for how long it may write. Chunks may have been waited for since it was permitted."""
         return min(self._parts.config.transfer_timeout_s, self._call.until_s - self._parts.clock.monotonic_s())
 
     def _peer_failed(self, _: PeerLost) -> None:
@@ -341,13 +343,13 @@ class Delivery:
         )
 
     def _weight(self) -> float:
-        """Of this delivery on the wire: its rate."""
+        """Weight of this delivery on the wire: its rate."""
         return float(self._allowance.rate_bytes_per_s) if self._allowance is not None else 0.0
 
     def _piece_bytes(self, layer: int) -> int:
         """Bytes between two looks at the pacer: a power of two, of two milliseconds' worth, within limits.
 
-        The first layer goes out as it is verified, and on credit: in small ones.
+        The first layer is verified while it is sent, and on credit: in small steps.
         """
         if self._allowance is None:
             return _PIECE_BYTES_MAX
@@ -373,9 +375,9 @@ class Delivery:
         stream.announce(encode_message(message), arrived)
 
     async def _quiesce(self, stream: PayloadStream, peer: Peer, *, complete: bool) -> bool:
-        """Let what is in flight end, by force if need be, and tell the client that its memory is its own.
+        """Let puts in flight end, by force if need be, and notify the client that its memory is its own.
 
-        False if something may still be in flight.
+        False if a put may still be in flight.
         """
         settled = True
         if not complete:
@@ -397,7 +399,7 @@ class Delivery:
         return settled
 
     def _say_quiesced(self, complete: bool) -> None:
-        """By another connection, if the one that was written by had to be cut."""
+        """Send it by another connection, if the first one had to be cut."""
         message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
         with contextlib.suppress(QuireError):
             self._parts.transport.connect(self._call.descriptor.target.worker_address).send(encode_message(message))
@@ -419,5 +421,5 @@ class Delivery:
 
 
 def delivery_name(node_id: str, delivery_id: bytes, node_index: int) -> str:
-    """What the scheduler calls a delivery."""
+    """Name of a delivery at the scheduler."""
     return f"{node_id}/{delivery_id.hex()}/{node_index}"

@@ -52,7 +52,7 @@ class FairQueue:
             raise
 
     def _leave(self, size: int) -> None:
-        """What went in is out again."""
+        """Note that bytes have left the queue."""
         self._inside -= size
         while len(self._waiting) and self._inside < self._capacity:
             size, turn = self._waiting.pop()
@@ -87,7 +87,7 @@ class Wire:
 
 
 class Lane:
-    """Made by `Wire.lane`. `weight` is asked at every turn: rates change."""
+    """Made by `Wire.lane`. `weight` is called at every turn: rates change."""
 
     def __init__(self, wire: Wire, name: str, weight: Callable[[], float]) -> None:
         self._wire = wire

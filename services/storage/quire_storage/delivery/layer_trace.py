@@ -1,4 +1,4 @@
-"""Where a delivery's time goes, layer by layer, for its trace."""
+"""Times of a delivery, layer by layer, for its trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from quire_storage.ports import Clock
 
 
 class LayerTrace:
-    """A span per layer, with the time that its bytes waited to be `ready` (read, verified), for their rate (`pace`),
-    for their `turn` on the wire, and until UCX took them (`write`). It ends when they have arrived.
+    """Records a span per layer, with the waits of its bytes.
+
+    They wait to be `ready` (read, verified), for their rate (`pace`), for their `turn` on the wire, and until UCX took
+    them (`write`). It ends when they have arrived.
 
     Costs a comparison where the delivery is not recorded.
     """
@@ -30,7 +32,7 @@ class LayerTrace:
             self._at_s, self._spent_s = self._clock.monotonic_s(), {}
 
     def passed(self, stage: str) -> None:
-        """What was waited for since the last look."""
+        """Return the waits since the last call."""
         if self._span is not None:
             now_s = self._clock.monotonic_s()
             self._spent_s[stage] = self._spent_s.get(stage, 0.0) + now_s - self._at_s

@@ -40,7 +40,7 @@ class Prefetches:
         self._busy = False
 
     async def prefetch(self, keys: ChunkKeys, within_s: float) -> list[bool]:
-        """For each whether it lies in memory now. What is in the object tier alone is fetched from there.
+        """Return for each whether it is in memory now. Chunks of the object tier alone are fetched from there.
 
         At most half of the node's memory is filled, from the first key on. `within_s`: until when, seconds; 0: soon.
         Raises `TooManyRequests`.
@@ -87,7 +87,7 @@ class Prefetches:
         self._busy = False
 
     async def _group(self, keys: Sequence[bytes], due_s: float) -> tuple[set[bytes], int]:
-        """Which of these lie in memory now, and the bytes of the largest chunk, 0 if none is here."""
+        """Return which of these are in memory now, and the bytes of the largest chunk, 0 if none is here."""
         tiers = self._reading.tiers
         pinned = await tiers.pin(keys)
         try:
@@ -109,7 +109,7 @@ class Prefetches:
                 part = layers[first : first + _LAYERS_AT_ONCE]
                 await asyncio.gather(*(promotion.layer(layer, due_s) for promotion in running for layer in part))
         except CorruptData as error:
-            logger().warning("what was to be prefetched is corrupt", error=str(error))
+            logger().warning("a chunk to be prefetched is corrupt", error=str(error))
         finally:
             for promotion in running:
                 await self._promotions.leave(self._reading.tiers, ticket, promotion)

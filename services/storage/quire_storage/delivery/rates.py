@@ -31,7 +31,7 @@ class Allowance:
     """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback.
 
     `pooled`: layerwise, in the shared pool of the link; a chunkwise delivery is not. `granted`: the scheduler's last
-    word, which a new leader is told; `short`: more may come before the epoch ends.
+    grant, which a new leader receives; `short`: more may come before the epoch ends.
     """
 
     request: AdmissionRequest
@@ -60,8 +60,9 @@ class Allowance:
 class Rates:
     """Allowances of the deliveries that run.
 
-    A scheduler that does not answer is asked again for 0.3 s, the time in which a standby takes over; until then rates
-    stay. After that those without a rate share this node's cap equally, and the scheduler is asked ten times a second.
+    A scheduler that does not answer is retried for 0.3 s, the time in which a standby takes over; rates stay for as
+    long. After that those without a rate share this node's cap equally, and the scheduler is retried ten times a
+    second.
     """
 
     def __init__(self, source: RateSource, clock: Clock, link_bytes_per_s: int) -> None:
@@ -89,7 +90,7 @@ class Rates:
 
     @property
     def stats(self) -> dict[str, float]:
-        """For `quire status`."""
+        """Figures for `quire status`."""
         granted = sum(allowance.rate_bytes_per_s for allowance in self._running.values())
         return {
             "rate.granted": granted,
@@ -98,8 +99,10 @@ class Rates:
         }
 
     def begin(self, request: AdmissionRequest, advance_bytes: int) -> Allowance:
-        """No rate yet: `ask` for it, once. Until it is there, as much of `advance_bytes` may leave as the credit of
-        this node's new deliveries has: the scheduler says how much of the link, and the rate makes up for it.
+        """No rate yet: `ask` for it, once.
+
+        Until it is there, as much of `advance_bytes` may leave as the credit of this node's new deliveries has: the
+        scheduler says how much of the link, and the rate makes up for it.
         """
         now_s = self._clock.monotonic_s()
         advance_bytes = self._credit.take(advance_bytes, now_s)
@@ -140,7 +143,7 @@ class Rates:
         allowance.pacer.leave(size)
 
     def finish(self, allowance: Allowance) -> None:
-        """Give the rate back. A scheduler that does not hear it forgets the delivery by itself."""
+        """Give the rate back. A scheduler that does not receive it forgets the delivery after a time."""
         self._drop(allowance)
         if not allowance.pooled:
             return
@@ -173,7 +176,7 @@ class Rates:
     # ---- asking
 
     async def _ask_patiently(self, allowance: Allowance) -> None:
-        """Until there is an answer, or until it is clear that there will be none."""
+        """Wait until there is an answer, or until it is clear that there will be none."""
         deadline_s = self._clock.monotonic_s() + _GRACE_S
         while not await self._ask(allowance):
             if self._clock.monotonic_s() >= deadline_s:
@@ -246,7 +249,7 @@ class Rates:
                 self._nap.cancel()
 
     async def _renew_once(self) -> None:
-        """Hear the rates of this epoch. Raises `QuireError` if no scheduler answers."""
+        """Receive the rates of this epoch. Raises `QuireError` if no scheduler answers."""
         layers_left = {name: delivery.layers_left for name, delivery in self._running.items() if delivery.scheduled}
         grants = await self._source.renew(layers_left)
         self._answered()
@@ -308,7 +311,7 @@ class Rates:
         self._keep_renewing()
 
     def _share(self) -> None:
-        """Equal shares of this node's cap among the deliveries that have no other rate, within their tenants' caps."""
+        """Equal shares of this node's cap among the deliveries without another rate, within their tenants' caps."""
         self._equally([allowance for allowance in self._running.values() if not allowance.scheduled])
 
     def _share_port(self) -> None:

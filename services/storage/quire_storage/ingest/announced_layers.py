@@ -11,7 +11,7 @@ _TRANSFERS_MAX = 4096
 
 
 class AnnouncedLayers:
-    """By transfer: how many layers are there. Layers are produced in order."""
+    """Number of announced layers, by transfer. Layers are produced in order."""
 
     def __init__(self) -> None:
         self._layers: OrderedDict[bytes, set[int]] = OrderedDict()
@@ -25,7 +25,7 @@ class AnnouncedLayers:
             self._layers.popitem(last=False)
 
     def fail(self, transfer: bytes, error: QuireError) -> None:
-        """The client is gone: those who wait for its layers get `error`."""
+        """End the transfer of a client that disconnected: waiters for its layers get `error`."""
         self._failures[transfer] = error
         self._wake(transfer)
 

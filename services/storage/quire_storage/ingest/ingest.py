@@ -1,4 +1,4 @@
-"""One store: chunks out of a client's memory, layer by layer as it produces them, into slots.
+"""A store: chunks out of a client's memory, layer by layer as it produces them, into slots.
 
 Each layer is read straight into its slots; a thread takes the checksums while the next one is read. A slot counts only
 once its bytes are where the asked durability wants them and its key is indexed.
@@ -105,7 +105,7 @@ class _Pulling:
 
     @property
     def layers_at_once(self) -> int:
-        """Of small layers several, so that reads overlap."""
+        """Number of layers to read at a time: of small layers several, so that reads overlap."""
         return max(1, _READ_BYTES_MAX * _READS_MAX // 2 // (self._size * len(self._slots.offsets)))
 
     async def layers(self, first: int, stop: int) -> None:
@@ -157,7 +157,7 @@ class _Pulling:
             self.checksums[layer] = slice_checksums(self._arena, places, self._size)
 
     def _copy(self, memory: Bytes, first: int, stop: int) -> None:
-        """Out of memory of this host: the checksums are of what lies in the arena, taken from the cache."""
+        """Copy out of memory of this host: the checksums are of the bytes in the arena, while they are in the cache."""
         size, step = self._size, max(1, _COPY_BYTES // self._size)
         for layer in range(first, stop):
             for chunk, part in self._parts:
@@ -172,12 +172,15 @@ class _Pulling:
                     self.checksums[layer, into] = slice_checksums(self._arena, offsets, size)
 
     def _place(self, layer: int, chunk: int) -> int:
-        """Of a chunk's slice in the source."""
+        """Return the place of a chunk's slice in the source."""
         return (layer * self._call.source_chunks + chunk) * self._size
 
 
 async def _ended(futures: Sequence[asyncio.Future[None]]) -> list[BaseException]:
-    """What they raise; first the cancellations of this, which end nothing: no slot is given back under a read."""
+    """Wait for them, and return their errors; first the cancellations of this task.
+
+    A cancellation ends nothing: no slot is given back under a read.
+    """
     cancelled: list[BaseException] = []
     while pending := [future for future in futures if not future.done()]:
         try:
@@ -188,7 +191,7 @@ async def _ended(futures: Sequence[asyncio.Future[None]]) -> list[BaseException]
 
 
 async def _cut_off(peer: Peer) -> None:
-    """The client is frozen: end what is in flight by force. Raises `SlotsUnsettled` if even that does not help."""
+    """The client is frozen: end transfers in flight by force. Raises `SlotsUnsettled` if even that does not help."""
     peer.abort()
     try:
         await peer.settle(_SETTLE_TIMEOUT_S)

@@ -59,19 +59,19 @@ class Stores:
         self.ingested_bytes = 0
 
     def check_level(self, level: Durability) -> None:
-        """Raises `NotImplementedHere` for a level that this node cannot give."""
+        """Check a level. Raises `NotImplementedHere` for one that this node cannot give."""
         if level in (Durability.LOCAL, Durability.REPLICATED) and self._tiers.pool is None:
             raise NotImplementedHere("this node has no drive (QUIRE_STORAGE_DRIVES)", field="durability")
         if level is Durability.OBJECT and self._tiers.objects is None:
             raise NotImplementedHere("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="durability")
 
     def abandon(self, store_id: bytes) -> None:
-        """The client has gone: its buffer may hold something else by now."""
+        """End the store of a client that disconnected: its buffer may hold something else by now."""
         self._abandoned.add(store_id)
         self._produced.fail(store_id, PeerLost("the store was abandoned"))
 
     async def ingest(self, call: IngestOrder) -> NodeOutcome:
-        """Read chunks out of the client's memory and keep them; however it ends, the client hears `Quiesced`."""
+        """Read chunks out of the client's memory and keep them; however it ends, the client receives `Quiesced`."""
         complete = False
         try:
             with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
@@ -116,9 +116,9 @@ class Stores:
             self._tiers.unpin(pinned)
 
     async def _keep_all(self, call: IngestOrder, compared: Pinned | None) -> set[bytes]:
-        """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
+        """Write chunks to drives while the ones behind them are read, if all of the buffer can be read by now.
 
-        A failure ends the rest; what was acknowledged before stays.
+        A failure ends the rest; acknowledged chunks stay.
         """
         reading = asyncio.Lock()
         if not call.source_complete or call.durability is Durability.MEMORY:
@@ -180,7 +180,7 @@ class Stores:
             raise DeadlineExceeded("not read within the time of its permit") from None
 
     async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
-        """What beyond this node's drives the level asks for; the keys that have it."""
+        """Secure the part of the level beyond this node's drives; returns the keys that have it."""
         if level is Durability.REPLICATED and keys:
             safe = await self._replicator.spread(list(keys))
             if not safe:

@@ -1,6 +1,6 @@
 """Memory of a node: slots that hold chunks, and staging blocks that layers pass through on their way from a drive.
 
-Both lie in one range that is registered once, with the network and with the ring.
+Both are in one range that is registered once, with the network and with the ring.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Arena:
         return len(self._free)
 
     def check(self, shape: Shape) -> None:
-        """Raises `LayoutInvalid` for chunks that this node cannot hold."""
+        """Check a shape. Raises `LayoutInvalid` for chunks that this node cannot hold."""
         self.slots.slots_per_slab(shape)
         if shape.slice_room > self.block_bytes:
             raise LayoutInvalid(

@@ -1,5 +1,6 @@
-"""Tells the residency machine what happens, and carries out what it decides: through the ring, the index and the object
-tier. Decides nothing.
+"""Feeds events to the residency machine, and carries out its instructions.
+
+These concern the ring, the index and the object tier. Decides nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Fetch = Callable[[Sequence[bytes]], Coroutine[Any, Any, None]]
 
 
 class Executor:
-    """For one event loop. `fetch`: brings chunks of the object tier into memory, and says so by events.
+    """Executor for one event loop. `fetch`: brings chunks of the object tier into memory, and reports by events.
 
-    `checked`: look at the machine's invariants after every so many events (tests).
+    `checked`: number of events between checks of the machine's invariants (tests).
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Executor:
         self._counted: dict[str, dict[str, int]] = {"hits": {}, "evictions": {}}
 
     async def close(self) -> None:
-        """End what is being carried out."""
+        """End the instructions that are being carried out."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -70,7 +71,7 @@ class Executor:
     # ---- events
 
     def post(self, event: ev.Event) -> None:
-        """Tell the machine what happened, and start what it says."""
+        """Post an event, and start the instructions that follow."""
         for instruction in self._residency.handle(event, self._clock.monotonic_s()):
             self._carry_out(instruction)
         self._posted += 1
@@ -78,7 +79,7 @@ class Executor:
             check(self._residency)
 
     def ticket(self) -> int:
-        """A new one: what is asked under it is answered under it."""
+        """Return a new ticket: its request is answered under it."""
         self._tickets += 1
         return self._tickets
 
@@ -219,7 +220,7 @@ class Executor:
 
 
 def _failure(error: Exception) -> QuireError:
-    """As the machine takes it: an instruction always ends. What nothing here expects is logged."""
+    """Return the error for the machine: an instruction always ends. Unexpected ones are logged."""
     if not isinstance(error, DriveFailed):
         logger().error("an instruction failed unexpectedly", exc_info=error)
     return error if isinstance(error, QuireError) else InternalError(f"{type(error).__name__}: {error}")

@@ -113,7 +113,7 @@ class ChunkObjects:
         return chunk
 
     async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Which of `keys` have no object now. Raises what the tier raises."""
+        """Return which of `keys` have no object now. Raises the tier's errors."""
         return {key for key in keys if not await self._has_object(key)}
 
     async def _has_object(self, key: bytes) -> bool:
@@ -123,7 +123,7 @@ class ChunkObjects:
         return False
 
     def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Which of `keys` a fetch has lately found to be no sound object; asking again says nothing of them."""
+        """Return which of `keys` a fetch has lately found without a sound object; each is returned once."""
         absent = {key for key in keys if key in self._absent}
         for key in absent:
             del self._absent[key]
@@ -159,7 +159,7 @@ class ChunkObjects:
 
 
 def _record(key: bytes, raw: bytes | None) -> ChunkRecord | None:
-    """Of the chunk `key`, from its object's header; None if that is not one, or another chunk's."""
+    """Return the header of the chunk `key` from its object; None if it is invalid, or another chunk's."""
     row = sound_header(raw) if raw is not None else None
     return record_of(row) if row is not None and row["key"].tobytes() == key else None
 
@@ -170,7 +170,7 @@ def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
 
 
 def unpack_object(raw: bytes) -> tuple[Header, Bytes] | None:
-    """The chunk and its (L, S) bytes; None if anything of it is not as it was written."""
+    """Return the chunk and its (L, S) bytes; None if any part is damaged."""
     try:
         parsed = read_chunk_object(raw)
     except CorruptData:

@@ -103,8 +103,8 @@ class Pool:
     def open(self) -> list[int]:
         """Open every drive's file, creating those that are not there. Returns file descriptors for the ring.
 
-        Raises `ForeignPool` or `DriveUnusable`; files that exist are left as they are, but that one grows which is
-        smaller than is wanted now, and raises `ConfigInvalid` for one that is larger.
+        Raises `ForeignPool` or `DriveUnusable`; existing files are left unchanged, but a file smaller than configured
+        grows, and a larger one raises `ConfigInvalid`.
         """
         for name in self._names:
             file = self._drives.open(name)
@@ -152,7 +152,10 @@ class Pool:
         return len(self.map)
 
     async def _upgrade(self, drive: int) -> None:
-        """Bring headers of format 2 to format 3, in place. A crash leaves both kinds, and the superblock says so."""
+        """Bring headers of format 2 to format 3, in place.
+
+        A crash leaves both kinds, and the superblock records that.
+        """
         block, image = self._superblocks[drive], self.map.image(drive)
         upgraded = upgrade(image[: block.header_pages_used * PAGE_BYTES], block.salt)
         if upgraded:
@@ -258,7 +261,7 @@ class Pool:
         await asyncio.shield(change.done)
 
     async def _commit_groups(self) -> None:
-        """Whatever has come while the last group was being synced is the next group: two syncs serve them all."""
+        """Commit in groups: changes that arrive during a sync are the next group; two syncs serve them all."""
         while self._changes:
             group, self._changes = self._changes, []
             error = await self._commit_while_drives_last(group)

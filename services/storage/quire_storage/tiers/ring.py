@@ -23,7 +23,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(slots=True)
 class _Write:
-    """Writes that wait: what is left of them, and the future that is told when all are through."""
+    """Writes that wait: how many remain, and the future that ends with the last."""
 
     contexts: Contexts
     ends: npt.NDArray[np.int64]  # cumulated bytes
@@ -82,7 +82,7 @@ class Ring:
 
         Returns:
             The error of a drive that failed some of it, or None. Memory that was not filled fails its checksum;
-            whether its bytes are corrupt or could not be read is told by this error alone.
+            this error alone distinguishes corrupt bytes from unread ones.
         """
         number = self._gate.read_started(contexts.bytes, due_s, self._clock.monotonic_s())
         try:
@@ -118,7 +118,7 @@ class Ring:
             raise job.error
 
     async def sync(self, files: Sequence[int]) -> None:
-        """When this returns, what was written to `files` survives a loss of power. Raises `DriveFailed`."""
+        """Sync: writes to `files` before it survive a loss of power. Raises `DriveFailed`."""
         await self._run(Op.SYNC, Contexts.of_files(list(files)))
 
     # ----

@@ -1,4 +1,4 @@
-"""What a node does with its chunks is asked for here: `core.residency` decides, `execution` carries it out."""
+"""Interface to a node's chunks: `core.residency` decides, `execution` carries it out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Records = Callable[[], Iterable[ChunkRecord]]
 
 @dataclass(slots=True, eq=False)
 class Slots:
-    """Slots of the arena for one transfer: slice l of slot i lies at `offsets[i]` + l·`layer_stride`.
+    """Slots of the arena for one transfer: slice l of slot i is at `offsets[i]` + l·`layer_stride`.
 
     `unsettled`: a peer may still touch them, so that they are not used again.
     """
@@ -56,7 +56,7 @@ class Pinned:
 
 
 class Tiers:
-    """For one event loop. `checked`: look at the machine's invariants after every so many events (tests).
+    """Tiers for one event loop. `checked`: number of events between checks of the machine's invariants (tests).
 
     `draw` makes the random bytes of generations.
     """
@@ -98,24 +98,24 @@ class Tiers:
             pool.on_lost(lambda drive: self._executor.post(ev.DriveLost(drive)))
 
     async def close(self) -> None:
-        """Write what lies in memory only, as far as the drives have space; then stop."""
+        """Write chunks in memory only, as far as the drives have space; then stop."""
         await self._executor.ask(lambda ticket: ev.Stopping(ticket))
         await self._executor.close()
 
     # ---- what is here
 
     def find(self, key: bytes) -> Header | None:
-        """What is known of a chunk that can be read here."""
+        """Return the header of a chunk that can be read here."""
         listing = self.residency.look(key)
         return listing[0] if listing is not None else None
 
     def find_all(self, keys: Sequence[bytes]) -> list[Chunk]:
-        """Those of the chunks that can be read here."""
+        """Return the chunks that can be read here."""
         return [header.chunk for key in keys if (header := self.find(key)) is not None]
 
     @property
     def used_bytes(self) -> int:
-        """Of the drives, or of memory if that has more."""
+        """Used bytes of the drives, or of memory if that has more."""
         return max(self.arena.slots.used_bytes, self.pool.map.used_bytes if self.pool is not None else 0)
 
     # ---- reading
@@ -157,7 +157,7 @@ class Tiers:
 
     @contextlib.asynccontextmanager
     async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
-        """Those that are here, for a use that is no sign of interest."""
+        """Pin the chunks that are here, for a use that does not count as one."""
         pinned = await self.pin(keys, used=False, fetch=False)
         try:
             yield pinned.copies
@@ -167,9 +167,10 @@ class Tiers:
     def promote(
         self, copies: Sequence[Copy], *, prefetch: bool = False
     ) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
-        """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
-        the promotion that it is part of and the place. End each promotion by `end_promotion`. `prefetch`: a client
-        wants them there.
+        """Return slots for pinned copies that are read from a drive and should stay in memory.
+
+        These are a ticket, and by a copy's number its promotion and its place. End each promotion by `end_promotion`.
+        `prefetch`: a client wants them there.
         """
         ticket = self._executor.ticket()
         event = ev.PromotionWanted(ticket, [copy.number for copy in copies], prefetch)
@@ -204,7 +205,7 @@ class Tiers:
             self._executor.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
 
     def check_shape(self, shape: Shape) -> None:
-        """Raises `LayoutInvalid` for chunks that this node cannot hold."""
+        """Check a shape. Raises `LayoutInvalid` for chunks that this node cannot hold."""
         self.arena.check(shape)
         if self.pool is not None:
             self.pool.map.check(shape)
@@ -218,11 +219,11 @@ class Tiers:
         on_existing: OnExisting = OnExisting.SKIP,
         compared: Pinned | None = None,
     ) -> AsyncIterator[Stored]:
-        """Keep chunks whose bytes lie in `slots`, in order: readable, on a drive if the level asks for it, and indexed.
+        """Keep chunks whose bytes are in `slots`, in order: readable, on a drive if the level requires it, and indexed.
 
-        Inside, all that was indexed is pinned. That other nodes or the object tier have it is the caller's matter.
-        `compared`: copies to compare with, which the caller pins until this ends.
-        Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing is promised. What is not indexed is not kept.
+        Inside, all indexed chunks are pinned. That other nodes or the object tier have it is the caller's matter.
+        `compared`: copies to compare with, which the caller pins until this ends. Raises `ContentConflict`, `PoolFull`,
+        `DriveFailed`: then nothing is promised. Chunks that are not indexed are not kept.
         """
         ticket = self._executor.ticket()
         event = ev.StoreOffered(
@@ -263,11 +264,11 @@ class Tiers:
     # ---- what goes
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:
-        """Forget copies that were listed under index entries of these generations, which have ended; how many went.
+        """Forget copies that were listed under index entries of these generations, which have ended; returns how many.
 
-        Of a copy that may have been listed under another entry the index is asked first: what it lists stays. They are
-        off the drives when this returns. Raises `DriveFailed`: they may come back with their drive; and what the index
-        raises.
+        For a copy that may have been listed under another entry the index is read first: a listed copy stays. They are
+        off the drives when this returns. Raises `DriveFailed`: they may come back with their drive; and the index's
+        errors.
         """
         unknown = [key for key in generations if self.residency.recorded(key) == 0]
         if unknown:
@@ -297,7 +298,7 @@ class Tiers:
         return evicted
 
     def lose(self, copies: Sequence[Copy]) -> None:
-        """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
+        """Drop copies without a sound byte anywhere: they are unreadable now, and will not be listed."""
         self._executor.post(ev.Lost([copy.number for copy in copies]))
 
     def hide(self, copy: Copy) -> None:
@@ -314,7 +315,7 @@ class Tiers:
         self._executor.post(ev.Denied(records))
 
     def listed(self, key: bytes) -> tuple[Header, int] | None:
-        """What is known of a chunk that can be read here, and the generation of the index entry that lists it."""
+        """Return the header of a chunk that can be read here, and the generation of the index entry that lists it."""
         return self.residency.look(key)
 
     def wants_object(self, key: bytes) -> bool:
@@ -367,12 +368,12 @@ _EVICTED_AT_ONCE: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a store brought. `indexed`: keys as the index took them."""
+    """Result of a store. `indexed`: keys that the index lists."""
 
     tiers: Tiers
     ticket: int
     indexed: set[bytes]
 
     def now(self) -> set[bytes]:
-        """The keys that can be read here and are listed at this moment: what may be acknowledged."""
+        """Return the keys that can be read here and are listed at this moment: they may be acknowledged."""
         return self.tiers.residency.acknowledged(self.ticket) & self.indexed

@@ -2,8 +2,8 @@
 
 An object is announced to the index before it is written, so that it is deleted if no entry ever lists it. Its name has
 the generation of the index entry under which it is written, and only that very entry lists it. No object is deleted
-while its key has an entry, so what is listed is there. Of a chunk of which an earlier life of this node wrote an
-object the index is asked first. Chunks that wait for the index at the same time share its calls.
+while its key has an entry, so a listed object exists. For a chunk whose object an earlier incarnation of this node
+wrote, the index is read first. Chunks that wait for the index at the same time share its calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Chunks(Protocol):
     """The node's chunks, as the write-behind sees them."""
 
     def listed(self, key: bytes) -> tuple[Header, int] | None:
-        """What is known of a chunk that can be read here, and the generation of the index entry that lists it."""
+        """Return the header of a chunk that can be read here, and the generation of the index entry that lists it."""
 
     def wants_object(self, key: bytes) -> bool:
         """Whether a chunk that is here and listed is not in the object tier, as far as is known."""
@@ -86,7 +86,7 @@ class WriteBehind:
         return len(self._unsent) + len(self._unlisted) + len(self._sending)
 
     def enqueue(self, key: bytes, size: int, *, written: bool) -> None:
-        """To be written when there is time, or to be listed if an object of it was `written` before."""
+        """Queue a chunk to be written, or to be listed if an object of it was `written` before."""
         if key in self._unsent or key in self._unlisted or key in self._sending:
             return
         if written:
@@ -96,14 +96,14 @@ class WriteBehind:
         self._there_is_work.set()
 
     def forget(self, key: bytes) -> None:
-        """A chunk is gone here before it was written."""
+        """Remove a chunk that was evicted here before it was written."""
         self.lag_bytes -= self._unsent.pop(key, 0)
         self._unlisted.pop(key, None)
         if self._waiting:
             self._telling = asyncio.get_running_loop().create_task(self._tell(), context=background())
 
     async def settle(self, keys: Sequence[bytes]) -> None:
-        """Return when none of `keys` waits to be written any more. Raises `DeadlineExceeded`."""
+        """Return when none of `keys` waits to be written. Raises `DeadlineExceeded`."""
         for key in reversed(keys):
             if self._rebuilding and key in self._unlisted:  # the rebuild may take long
                 self._write_later(key, self._unlisted.pop(key))
@@ -205,7 +205,7 @@ class WriteBehind:
     # ---- one chunk, or a few
 
     async def _send(self, key: bytes) -> bool:
-        """Write one chunk and have it listed; True also where there is nothing to write any more."""
+        """Write one chunk and have it listed; True also if there is nothing left to write."""
         listing = self._wanted(key)
         if listing is None:
             return True

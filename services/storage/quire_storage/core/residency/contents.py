@@ -148,7 +148,7 @@ class Contents:
         return self.copies.evictions
 
     def _asleep(self, key: bytes) -> Placed | None:
-        """Return where a chunk without an awake copy lies on a drive."""
+        """Return the place on a drive of a chunk without an awake copy."""
         return self.pool.get(key) if self.pool is not None and key not in self.copies.leaving else None
 
     def _listing(self, placed: Placed) -> tuple[int, bool]:

@@ -218,7 +218,7 @@ class Copies:
     # ---- the end of a use
 
     def rest(self, entry: Entry) -> None:
-        """Free what nothing needs any more, after a use of a copy has ended."""
+        """Free the places and numbers that a copy no longer needs, after a use of it has ended."""
         if entry.number not in self.by_number:
             return
         if entry.is_used:  # perhaps by what does not need it in memory

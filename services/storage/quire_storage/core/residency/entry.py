@@ -1,4 +1,4 @@
-"""One copy of a chunk, as the residency machine keeps it in mind. Only `core.residency` changes it."""
+"""A copy of a chunk, as the residency machine sees it. Only `core.residency` changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
+    """A copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
     `recorded`: of the entry under which it was listed last, or is about to be, as its header says; 0 where that is
     unknown. `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
@@ -73,7 +73,7 @@ class Entry:
         return self.disk is None and (awaited or not self.in_object)
 
     def held_only_by(self, pins: int) -> bool:
-        """Whether nothing but so many pins keeps a copy that leaves on its drive."""
+        """Return whether only this number of pins keeps a leaving copy on its drive."""
         if self.phase is not Phase.LEAVING or self.disk is None or self.pins > pins:
             return False
         return not (
@@ -84,11 +84,11 @@ class Entry:
         return Header(self.chunk, self.level, self.written, self.recorded)
 
     def agrees_with(self, header: Header) -> bool:
-        """Whether a header that was written says what is so now."""
+        """Return whether a written header is current."""
         return (self.level, self.written, self.recorded) == (header.level, header.in_object, header.generation)
 
     def as_copy(self) -> Copy:
-        """As it is now; the same object for as long as it stays so."""
+        """Return its current state; the same object for as long as it does not change."""
         copy = self.shown
         if copy is None or copy.memory is not self.memory or copy.disk is not self.disk:
             copy = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)

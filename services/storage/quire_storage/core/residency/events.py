@@ -1,4 +1,4 @@
-"""What happens to chunks (events, into `Residency`) and what is to be done about it (instructions, out of it).
+"""Events of chunks, into `Residency`, and instructions, out of it.
 
 Headers are written and zeroed (`WriteHeaders`, `Forget`) in the order of the instructions; all else ends in any order.
 
@@ -48,11 +48,11 @@ class TransferUnsettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOffered:
-    """Bytes of `chunks` lie at `offsets`, slots of `transfer`. Completes with the keys that are indexed.
+    """Bytes of `chunks` are at `offsets`, slots of `transfer`. Completes with the keys that are indexed.
 
     Fails with `ContentConflict`, `PoolFull` or `DriveFailed` before the copies are registered: then nothing of it was
-    kept. After a failure of the index, or of the last drive, copies that are registered stay, and promise nothing. What
-    is here already with other bytes stays as it is; for `OnExisting.VERIFY` it is a conflict.
+    kept. After a failure of the index, or of the last drive, copies that are registered stay, and promise nothing.
+    Chunks that are here with other bytes stay unchanged; for `OnExisting.VERIFY` it is a conflict.
 
     `generation`: proposed to the index for entries that are new, so that headers have it from the first; 0 for none.
     `compared`: ticket under which the caller pins copies to compare with, until the store ends; 0 for none.
@@ -86,7 +86,9 @@ class IndexingEnded:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationWanted:
-    """The index does not list what is here. Completes as a store does; what is in question is left out.
+    """The index does not list chunks that are here.
+
+    Completes as a store does; chunks whose eviction is in question are left out.
 
     `patient`: parents that are on their way to other nodes are waited for.
     """
@@ -112,7 +114,7 @@ class LevelRaised:
 class Pinned:
     """Keep chunks where they are, for a holder. Completes with (copies, missing keys).
 
-    `used`: a sign of interest. `fetch`: what is missing here is sought in the object tier first.
+    `used`: a sign of interest. `fetch`: missing chunks are read from the object tier first.
     """
 
     ticket: int
@@ -168,7 +170,7 @@ class PromotionWanted:
 
 @dataclass(frozen=True, slots=True)
 class PromotionEnded:
-    """A holder needs a promotion no more. `complete`: every byte of it lies in memory, verified."""
+    """A holder no longer needs a promotion. `complete`: every byte of it is in memory, verified."""
 
     ticket: int
     promotion: int
@@ -195,7 +197,7 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Headers are gone from the drives; `error`: their drive has failed, and they may come back with it."""
+    """Headers were removed from the drives; `error`: their drive has failed, and they may come back with it."""
 
     removal: int
     error: QuireError | None = None
@@ -218,14 +220,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The index believes that this node holds these. It is told where that is wrong."""
+    """The index believes that this node holds these. Wrong entries are withdrawn."""
 
     records: Sequence[ChunkRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The index has heard, or will not hear, that this node does not hold these any more."""
+    """The index has received, or will not receive, the withdrawal of these."""
 
     keys: Sequence[bytes]
 
@@ -293,7 +295,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Write what lies in memory only; no trimming any more. Completes when that is done."""
+    """Write copies in memory only, and stop trimming. Completes when that is done."""
 
     ticket: int
 
@@ -364,14 +366,14 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """This node does not hold these any more. → `Withdrawn`."""
+    """This node does not hold these. → `Withdrawn`."""
 
     records: Sequence[ChunkRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class AskToEvict:
-    """The last copies here are to go: take them, deepest first, out of the index. → `Answered`."""
+    """The last copies here are to be evicted: take them, deepest first, out of the index. → `Answered`."""
 
     question: int
     records: Sequence[ChunkRecord]
@@ -407,7 +409,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class CancelUpload:
-    """A chunk is gone here before it was uploaded."""
+    """A chunk was evicted here before it was uploaded."""
 
     key: bytes
 

@@ -218,7 +218,10 @@ class CopyEvictions:
         self._copies.rest(entry)
 
     def _space_is_coming(self) -> bool:
-        """Return whether space on the drives will be free by itself. What stores hold may be what they wait for."""
+        """Return whether space on the drives will be freed without an eviction.
+
+        Stores may wait for space that they hold.
+        """
         holders = self._pins.holders
         by_stores = Counter(entry for ticket in self._stores.waiting_holders() for entry in holders.get(ticket, ()))
         held_bytes = sum(entry.chunk.shape.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))

@@ -61,7 +61,7 @@ class DriveWrite:
         entries: The copies.
         background: It is of the flush, and no goal began it.
         places: Their places; empty while there is no space.
-        headers: Headers as they are being written.
+        headers: Headers that are being written.
         goals: Goals that wait for it.
         tries: Drives that have failed it.
     """

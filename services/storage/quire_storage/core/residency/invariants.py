@@ -11,7 +11,7 @@ from quire_storage.core.residency.machine import Residency
 
 
 def under_way(machine: Residency) -> list[str]:
-    """Return what is still held or has not ended, with its number. For tests."""
+    """Return tables with entries that have not ended, with their sizes. For tests."""
     memory, pins, writes, departures = machine.memory, machine.pins, machine.writes, machine.departures
     tables: dict[str, Sized] = {
         "reservations": memory.waiting,
@@ -63,7 +63,7 @@ def _asked(machine: Residency) -> set[bytes]:
 
 
 def _check_memory(machine: Residency) -> None:
-    """Each slot has one owner, and the order of memory has what is there."""
+    """Check that a slot has one owner, and that the order of memory is complete."""
     copies = machine.copies
     owners = {offset: ticket for ticket, offsets in machine.memory.transfers.items() for offset in offsets}
     owners |= {entry.memory.offset: entry.number for entry in copies.by_number.values() if entry.memory is not None}
@@ -85,7 +85,7 @@ def _check_levels(machine: Residency) -> None:
 
 
 def _check_drives(machine: Residency) -> None:
-    """Each place on a drive has one owner, and the orders of the drives have what is there."""
+    """Check that a place on a drive has one owner, and that the orders of the drives are complete."""
     copies, pool, running = machine.copies, machine.pool, machine.writes.running
     if pool is None:
         assert all(entry.disk is None for entry in copies.by_number.values()), "there are no drives"

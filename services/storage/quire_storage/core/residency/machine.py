@@ -20,7 +20,7 @@ from quire_storage.core.slots import SlotAllocator
 
 
 class Residency(Contents):
-    """Decides where the copies of a node are, and what may happen to them next. See `quire_storage.core.residency`."""
+    """Decides the places of a node's copies, and their transitions. See `quire_storage.core.residency`."""
 
     def __init__(
         self, settings: ResidencySettings, arena: SlotAllocator, pool: PoolMap | None, *, objects: bool
@@ -56,10 +56,10 @@ class Residency(Contents):
         )
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Instruction]:
-        """Return what is to be done now that an event has happened.
+        """Return the instructions that follow from an event.
 
         Args:
-            event: What has happened.
+            event: The event.
             now_s: The time, on the clock of `WakeAt`.
         """
         self.copies.now_s = now_s

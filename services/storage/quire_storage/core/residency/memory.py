@@ -1,4 +1,4 @@
-"""Slots of the arena: reserved for transfers, given to copies, and cleared of copies that lie elsewhere too."""
+"""Slots of the arena: reserved for transfers, given to copies, and cleared of copies that are stored elsewhere too."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SlotReservations:
         self._copies.ledger.move(offset, transfer, entry.number)
 
     def clear(self, shape: Shape, count: int) -> bool:
-        """Return whether there are so many slots of a shape, once copies that lie elsewhere too gave up theirs.
+        """Return whether `count` slots of a shape are free, once copies that are stored elsewhere too gave up theirs.
 
         A slab of another shape is emptied whole or not at all: one slot less of it would not help.
         """
@@ -98,7 +98,7 @@ class SlotReservations:
         return True
 
     def _leave_memory(self, entry: Entry) -> None:
-        """Give up the slot of a copy that lies elsewhere too."""
+        """Give up the slot of a copy that is stored elsewhere too."""
         assert entry.memory is not None, "the caller saw a place"
         copies = self._copies
         copies.in_memory.evicted(entry.key)

@@ -32,7 +32,7 @@ class Pins:
     """Pins by ticket of the holder.
 
     Attributes:
-        holders: Pinned copies of each holder; a copy appears as often as it is pinned.
+        holders: Pinned copies of each holder; a copy appears once for each pin.
         used: Holders whose copies count as used when they are unpinned.
         awaiting: Holders that wait for the object tier.
         fetching: Holders that wait for each key, in order.
@@ -148,7 +148,7 @@ class Pins:
             self._copies.rest(entry)
 
     def _serve(self, awaiting: AwaitingFetch) -> None:
-        """Pin what a holder has waited for."""
+        """Pin the copies that a holder has waited for."""
         for entry in awaiting.entries:
             entry.awaited -= 1
         alive = [entry for entry in awaiting.entries if entry.memory is not None or entry.disk is not None]

@@ -1,4 +1,4 @@
-"""Which chunks leave a drive when slots of one shape are wanted: such as lie together, so that a slab comes free.
+"""Choice of the chunks to evict when slots of one shape are needed: neighbours, so that a slab comes free.
 
 Bytes here and there, in slabs of other shapes, would not help. Pure.
 """
@@ -16,7 +16,7 @@ _SLABS_TRIED: Final = 64
 
 
 class SlabVictims:
-    """Goes on with the slab that it has begun with, until nothing of it can go, or the index refused some of it."""
+    """Chooses from one slab until nothing of it can be evicted, or the index refused some of it."""
 
     def __init__(self, order: LeafArc, pool: PoolMap | None) -> None:
         self._order = order
@@ -26,7 +26,7 @@ class SlabVictims:
     def victims(self, shape: Shape, is_kept: Kept, limit: int) -> list[bytes]:
         """Keys, children first, taken out of the order: the coldest one if it has the shape, else some of its slab.
 
-        None where no such slab has anything that can go.
+        None if no such slab has a key that can be evicted.
         """
         skipped: list[bytes] = []
         victims: list[bytes] = []
@@ -51,7 +51,7 @@ class SlabVictims:
         return victims
 
     def refused(self) -> None:
-        """The index keeps some of what was chosen: try another slab."""
+        """The index keeps some of the chosen ones: try another slab."""
         self._beside = []
 
     def _leaves(self, keys: Sequence[bytes], is_kept: Kept, limit: int) -> list[bytes]:

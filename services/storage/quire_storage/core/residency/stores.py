@@ -61,7 +61,7 @@ class StoreGoals:
             self._advance(ready.popleft())
 
     def admit_offers(self) -> None:
-        """Rule: admit the stores that need not wait any more."""
+        """Rule: admit the stores that need not wait."""
         while self._copies.unblocked:
             self._copies.unblocked = False
             for ticket, event in list(self.offers.items()):
@@ -105,7 +105,7 @@ class StoreGoals:
         self._advance(goal)
 
     def _advance(self, goal: Goal) -> None:
-        """Take the next step of a goal that waits for nothing, after writing what is on no drive.
+        """Take the next step of a goal that waits for nothing, after writing the copies that are on no drive.
 
         Its drive may just have failed.
         """
@@ -262,7 +262,10 @@ class StoreGoals:
                 self._copies.rest(entry)
 
     def _acknowledge(self, goal: Goal) -> None:
-        """End a registration. The caller looks once more at what a store acknowledges (`Contents.acknowledged`)."""
+        """End a registration.
+
+        The caller checks once more the chunks that a store acknowledges (`Contents.acknowledged`).
+        """
         del self.goals[goal.ticket]
         if goal.error is not None:
             self._out.append(ev.Fail(goal.ticket, goal.error))
@@ -282,10 +285,8 @@ class StoreGoals:
 
     def level_raised(self, event: ev.LevelRaised) -> None:
         """Bring copies to a higher level of durability."""
-        candidates = (self._copies.find_resident(key) for key in event.keys)
-        entries = [
-            entry for entry in candidates if entry is not None and not entry.question
-        ]  # those may be about to leave
+        resident = (self._copies.find_resident(key) for key in event.keys)
+        entries = [entry for entry in resident if entry is not None and not entry.question]  # those may be leaving
         self._pins.pin(event.ticket, entries)
         goal = self.goals[event.ticket] = Goal(event.ticket, entries, Step.CONFIRM_LEVEL, event.level)
         self._raise_level(goal)

@@ -9,7 +9,7 @@ from quire_storage.core.residency.writes import Writes
 
 
 class Uploads:
-    """Asks for uploads of listed copies, and records them. Without an object tier it does nothing."""
+    """Requests uploads of listed copies, and records them. Without an object tier it does nothing."""
 
     def __init__(self, copies: Copies, writes: Writes) -> None:
         self._copies = copies
@@ -22,7 +22,7 @@ class Uploads:
             self._copies.out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes, entry.written))
 
     def uploaded(self, event: ev.Uploaded) -> None:
-        """Record that the object tier has a chunk. The header says so, too, once it is written."""
+        """Record that the object tier has a chunk. The header records it, too, once it is written."""
         entry = self._copies.find_resident(event.chunk.key)
         if entry is None:
             return

@@ -188,7 +188,7 @@ class Writes:
         self._out.append(ev.WriteHeaders(number, placed))
 
     def _correct_headers(self, write: DriveWrite) -> None:
-        """Write headers anew that say what was before: their chunks were raised, or uploaded, during the write.
+        """Rewrite outdated headers: their chunks were raised, or uploaded, during the write.
 
         Goals of a level above `local` wait, because after a restart the header alone says which it is.
         """
@@ -208,7 +208,7 @@ class Writes:
     # ---- drives
 
     def drive_lost(self, event: ev.DriveLost) -> None:
-        """End what a drive held, except for copies that are in memory too."""
+        """End the copies of a drive, except for those that are in memory too."""
         copies = self._copies
         assert copies.pool is not None, "there was a drive"
         awake = [
