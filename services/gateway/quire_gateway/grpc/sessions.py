@@ -1,8 +1,7 @@
 """Clients' sessions: many requests over one stream, and the resources of a connected client.
 
 A session owns its leases and its running requests; with it they end. It outlives its stream by a time of grace: answers
-are numbered and kept until the client has confirmed them, so that one that comes back in time misses none. A client
-that reads slowly, or does not confirm, has its requests wait.
+are numbered and kept until the client has confirmed them. Requests of a client that reads or confirms slowly wait.
 """
 
 from __future__ import annotations
