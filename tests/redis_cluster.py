@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from quire_tools.local.ports import free_ports
+from tests.polling import until
 
 MASTERS, SLOTS = 3, 16384
 _START_S = 60.0
@@ -71,18 +71,18 @@ class RedisClusterServers:
         """Masters share the slots, each with a replica; return when all agree."""
         clients = [self.client(port) for port in self.ports]
         for client in clients:
-            _until(client.ping)
+            _formed(client.ping)
         for port in self.ports[1:]:
             clients[0].execute_command("CLUSTER", "MEET", self.host, port)
         for number, client in enumerate(clients[:MASTERS]):
             slots = range(number * SLOTS // MASTERS, (number + 1) * SLOTS // MASTERS)
             client.execute_command("CLUSTER", "ADDSLOTS", *slots)
-        _until(lambda: all(_info(client)["cluster_known_nodes"] == str(len(self.ports)) for client in clients))
+        _formed(lambda: all(_info(client)["cluster_known_nodes"] == str(len(self.ports)) for client in clients))
         for master, replica in zip(clients[:MASTERS], clients[MASTERS:], strict=True):
             name = master.execute_command("CLUSTER", "MYID")
-            _until(partial(replica.execute_command, "CLUSTER", "REPLICATE", name))
-        _until(lambda: all(_info(client)["cluster_state"] == "ok" for client in clients))
-        _until(lambda: all(client.info("replication")["connected_slaves"] == 1 for client in clients[:MASTERS]))
+            _formed(partial(replica.execute_command, "CLUSTER", "REPLICATE", name))
+        _formed(lambda: all(_info(client)["cluster_state"] == "ok" for client in clients))
+        _formed(lambda: all(client.info("replication")["connected_slaves"] == 1 for client in clients[:MASTERS]))
 
 
 @contextlib.contextmanager
@@ -106,12 +106,6 @@ def _info(client: Any) -> dict[str, str]:
     return text if isinstance(text, dict) else dict(line.split(":") for line in text.split())
 
 
-def _until(true: Callable[[], object]) -> None:
-    """Raises `AssertionError` where it is not so within a minute."""
-    deadline = time.monotonic() + _START_S
-    while True:
-        with contextlib.suppress(RedisError):
-            if true():
-                return
-        assert time.monotonic() < deadline, "the cluster does not form"
-        time.sleep(0.05)
+def _formed(condition: Callable[[], object]) -> None:
+    """Wait for a step of the cluster's formation."""
+    until(condition, "the cluster does not form", timeout_s=_START_S, pause_s=0.05, ignored=(RedisError,))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from quire.client import SyncClient
 from quire.model.errors import QuireError
+from tests.polling import until
 
 GATEWAY = "127.0.0.1:7410"
 IDENTICAL = "bit-identical to the KV kept in memory: yes"
@@ -30,11 +30,9 @@ def members() -> dict[str, str]:
         return {}
 
 
-def until(condition: Callable[[], object], log: Callable[[], str], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"members: {sorted(members())}\n{log()[-6000:]}"
-        time.sleep(1)
+def until_members(condition: Callable[[], object], log: Callable[[], str]) -> None:
+    """Wait for members, with the containers' log in the failure."""
+    until(condition, lambda: f"members: {sorted(members())}\n{log()[-6000:]}", timeout_s=90, pause_s=1)
 
 
 def demo(folder: Path, log: Callable[[], str]) -> str:

@@ -47,7 +47,7 @@ def running() -> Iterator[None]:
         up = _compose("up", "-d", "--no-build")
         assert up.returncode == 0, up.stdout + up.stderr
         try:
-            driving.until(lambda: driving.members().keys() >= MEMBERS, _log)
+            driving.until_members(lambda: driving.members().keys() >= MEMBERS, _log)
             yield
         finally:
             _compose("down", "-v")
@@ -88,4 +88,4 @@ def test_a_container_that_is_killed_comes_back(running: None) -> None:
     stopped = _compose("stop", "-t", "0", "storage-1")
     assert stopped.returncode == 0, stopped.stderr
     assert _compose("start", "storage-1").returncode == 0
-    driving.until(lambda: driving.members().get("storage-1", before) != before, _log)
+    driving.until_members(lambda: driving.members().get("storage-1", before) != before, _log)

@@ -38,7 +38,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     played = driving.run(PODMAN, "play", "kube", "--network", NETWORK, str(file))
     try:
         assert played.returncode == 0, played.stdout + played.stderr
-        driving.until(lambda: driving.members().keys() >= MEMBERS, _log)
+        driving.until_members(lambda: driving.members().keys() >= MEMBERS, _log)
         yield
     finally:
         driving.run(PODMAN, "play", "kube", "--down", str(file))

@@ -26,6 +26,7 @@ from quire.wire.v1 import scheduler_pb2
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fresh_namespace, members, random_payload, some_keys, store
+from tests.polling import eventually
 
 LAYOUT = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 64 KiB a slice, 1 MiB a chunk
 CHUNKS = 48
@@ -97,13 +98,6 @@ async def _fetch(
     return summary, delivery.arrived_ns
 
 
-async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline_s, what
-        await asyncio.sleep(0.05)
-
-
 async def _scheduled(attempt: Callable[[], Awaitable[Sequence[FetchSummary]]]) -> list[int]:
     """The rates of deliveries. Those of an attempt count when all were scheduled: this machine may hold a scheduler up
     for longer than nodes wait for it, three times in a row at most.
@@ -135,7 +129,7 @@ async def _idle(client: QuireClient) -> None:
     async def idle() -> bool:
         return (await _stats(client, await _leader(client))).get("link.default.granted") == 0
 
-    await _until(idle, "the link is idle")
+    await eventually(idle, "the link is idle")
 
 
 async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
@@ -181,7 +175,7 @@ async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient)
         await _fetch(client, found[0], window_us)
         return False
 
-    await _until(learned, "the client's stalls reach the scheduler", 30)
+    await eventually(learned, "the client's stalls reach the scheduler", timeout_s=30)
 
 
 async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) -> None:
@@ -254,7 +248,7 @@ async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> Non
         found = await client.lookup(namespace, some_keys(namespace, 12))
         return (await _fetch(client, found))[0].outcomes[0].rate_bytes_per_s == RATE // 4
 
-    await _until(capped, "the gateway hears of it")
+    await eventually(capped, "the gateway hears of it")
     with pytest.raises(InvalidRequest, match="weight"):
         await operator.set_tenant(b"capped", weight=0.0)
 
@@ -281,7 +275,7 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
         # The dead one's last words stay until they expire.
         return any(node.stats.get("leads") for node in await client.status() if node.node_id != leader)
 
-    await _until(other_leads, "the standby leads")
+    await eventually(other_leads, "the standby leads")
     assert await _scheduled(delivered) == [RATE]
     cluster.restart(leader)
 
@@ -297,7 +291,7 @@ async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client:
             found = await client.lookup(namespace, some_keys(namespace, 4))
             return (await _fetch(client, found))[0].outcomes[0].scheduled
 
-        await _until(scheduled, "the standby schedules")
+        await eventually(scheduled, "the standby schedules")
     finally:
         cluster.kill(leader, signal.SIGCONT)
     await _leader(client)  # one, not two
@@ -346,7 +340,7 @@ async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: Loca
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         return (await _fetch(client, found))[0].outcomes[0].scheduled
 
-    await _until(scheduled, "the scheduler is back", 30)
+    await eventually(scheduled, "the scheduler is back", timeout_s=30)
 
 
 async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireClient) -> None:
@@ -428,6 +422,6 @@ async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClien
 
     assert await order_is(DeliveryOrder.LAYERWISE)
     await operator.set_theta(64 << 20)
-    await _until(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
+    await eventually(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
     await operator.set_theta(0)
-    await _until(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")
+    await eventually(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")

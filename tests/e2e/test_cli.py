@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
@@ -37,6 +36,7 @@ from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.ports import free_ports
 from tests import fork_server
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
+from tests.polling import until
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
 QUIRE = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
@@ -70,17 +70,6 @@ def children_of(folder: Path) -> list[str]:
             if process.name != str(os.getpid()) and (str(folder) in command or f"={folder}" in environment):
                 found.append(command)
     return found
-
-
-def _until(look: Callable[[], Any]) -> Any:
-    """What it gives, once that is something. Bounded."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(QuireError, OSError):
-            if found := look():
-                return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come")
 
 
 def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
@@ -127,8 +116,10 @@ def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path
         with said.open("w") as out:
             up = subprocess.Popen([*command, *options], stdout=out)
         try:
-            running: dict[str, Any] = _until(lambda: read_state(folder)["processes"])
-            _until(lambda: "decoder-0" in said.read_text())
+            running: dict[str, Any] = until(
+                lambda: read_state(folder)["processes"], ignored=(QuireError, OSError), timeout_s=60
+            )
+            until(lambda: "decoder-0" in said.read_text(), timeout_s=60)
             look(running)
             up.send_signal(signal.SIGINT)
             assert up.wait(60) == 0
@@ -140,8 +131,16 @@ def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path
     def kill_all(running: dict[str, Any]) -> None:
         for pid, _ in running.values():
             os.kill(pid, signal.SIGKILL)
-        _until(lambda: said.read_text().count("was started again") >= len(running))
-        known = _until(lambda: json.load(urllib.request.urlopen(url, timeout=5))["vaes"])
+        until(
+            lambda: said.read_text().count("was started again") >= len(running),
+            ignored=(QuireError, OSError),
+            timeout_s=60,
+        )
+        known = until(
+            lambda: json.load(urllib.request.urlopen(url, timeout=5))["vaes"],
+            ignored=(QuireError, OSError),
+            timeout_s=60,
+        )
         assert weights_digest(vae) in {each["weights_sha256"] for each in known}
 
     assert run(["--models", str(vae.parent)], kill_all) == run([], lambda running: None)

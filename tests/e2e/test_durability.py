@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from quire.wire.v1 import orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
+from tests.polling import eventually
 
 MIB = 1 << 20
 SETTINGS = {
@@ -49,13 +50,6 @@ def small_cluster(folder: Path, nodes: int = 1, /, **more: str) -> LocalCluster:
 def three(tmp_path: Path) -> Iterator[LocalCluster]:
     with small_cluster(tmp_path, 3, QUIRE_STORAGE_OBJECT_URL="") as cluster:
         yield cluster
-
-
-async def _until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:
-    """Wait until `await condition()` is true."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 async def _fetched(client: QuireClient, namespace: Namespace, keys: ChunkKeys) -> npt.NDArray[np.uint8]:
@@ -98,7 +92,7 @@ async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> 
                 assert "io_uring" in node.notes["io"] or "threads" in node.notes["io"]
                 return node.stats["chunks"] == 512 and node.stats["hits disk"] > 0
 
-            await _until(told)
+            await eventually(told)
 
 
 async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> None:
@@ -120,13 +114,13 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
             named = {each.node_id for found in looks for each in found.ranges}
             return all(found.matched_chunks == 60 for found in looks) and victim not in named
 
-        await _until(elsewhere)
+        await eventually(elsewhere)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
         async def two_again() -> bool:
             return all(len(names - {victim}) == 2 for names in await _holders(three, keys))
 
-        await _until(two_again)
+        await eventually(two_again)
         # The node comes back and tells what it holds: one of the three copies goes, and which depends on the chunk.
         await asyncio.to_thread(three.restart, victim)
 
@@ -134,7 +128,7 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
             holders = await _holders(three, keys)
             return all(len(names) == 2 for names in holders) and any(victim in names for names in holders)
 
-        await _until(two_and_some_of_them_there)
+        await eventually(two_and_some_of_them_there)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
 
@@ -174,13 +168,13 @@ async def _rotten_byte_is_healed(two: LocalCluster) -> None:
             now = await client.lookup(namespace, keys, lease_ttl_ms=0)
             return now.matched_chunks == 20 and {each.node_id for each in now.ranges} == {node}
 
-        await _until(serves)
+        await eventually(serves)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
         async def healed() -> bool:
             return any(each.stats.get("healed") for each in await client.status() if each.node_id == node)
 
-        await _until(healed)
+        await eventually(healed)
         assert pool.read_bytes()[at + 77] == payload[2, 7, 77]
 
 
@@ -253,7 +247,7 @@ async def test_an_index_that_was_lost_is_filled_again(three: LocalCluster) -> No
             except QuireError:
                 return False
 
-        await _until(found)
+        await eventually(found)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
 
@@ -273,7 +267,7 @@ async def test_what_was_evicted_while_a_node_was_away_does_not_come_back_with_it
                 stats = [node.stats for node in await client.status() if node.node_id == "storage-0"]
                 return bool(stats) and stats[0]["chunks"] == 20
 
-            await _until(only_the_others)
+            await eventually(only_the_others)
             assert (await client.lookup(gone, keys)).matched_chunks == 0
 
 
@@ -323,7 +317,7 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
                     assert np.array_equal(got, expected)
                     return True
 
-                await _until(whole)
+                await eventually(whole)
 
 
 def _others(namespace: Namespace, chunks: int) -> ChunkKeys:
@@ -347,7 +341,7 @@ async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> No
             async def matched(count: int) -> bool:
                 return (await client.lookup(bounded, keys, lease_ttl_ms=0)).matched_chunks == count
 
-            await _until(lambda: matched(50))
+            await eventually(lambda: matched(50))
             found = await client.lookup(bounded, keys)
             assert np.array_equal((await fetch_all(client, found))[0], payload[:, :50])
             with pytest.raises(QuotaExceeded, match="the namespace may have"):  # before its bytes move
@@ -357,7 +351,7 @@ async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> No
             await asyncio.sleep(1.5)
             assert await matched(50), "leased"
             await client.release(found)
-            await _until(lambda: matched(0))
+            await eventually(lambda: matched(0))
             assert np.array_equal(await _fetched(client, free, some_keys(free, 100)), payload)
             with pytest.raises(QuireError, match="ttl_s"):
                 await operator.set_policy(bounded, ttl_s=1 << 50)

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from quire_server.redis import PrefixIndex, connect
 from quire_server.telemetry import configure
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, metric, random_payload, some_keys, store
+from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 1 MiB per chunk
@@ -47,13 +47,6 @@ async def _stored(client: QuireClient) -> tuple[Namespace, np.ndarray[tuple[int,
     payload = random_payload(namespace, CHUNKS)
     await store(client, namespace, some_keys(namespace, CHUNKS), payload, durability=Durability.MEMORY)
     return namespace, payload
-
-
-async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline_s, what
-        await asyncio.sleep(0.1)
 
 
 async def _idle(client: QuireClient) -> bool:
@@ -85,16 +78,16 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
             redis = connect(slow.redis_url)
             index = PrefixIndex(redis)
             assert await index.pins(keys.bucket_of(CHUNKS - 1)), "leased"
-            await _until(lambda: _busy(client), "the delivery shows in the stats")
+            await eventually(lambda: _busy(client), "the delivery shows in the stats")
         finally:
             victim.kill()
             victim.wait()
-        await _until(lambda: _idle(client), "the delivery is over")
+        await eventually(lambda: _idle(client), "the delivery is over")
 
         async def given_back() -> bool:
             return not await index.pins(keys.bucket_of(CHUNKS - 1))
 
-        await _until(given_back, "the lease")
+        await eventually(given_back, "the lease")
         await redis.aclose()
         assert await client.evict(namespace, keys) == CHUNKS, "no pin is left on the slots"
 
@@ -120,7 +113,7 @@ async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> N
         await asyncio.sleep(0.5)
         assert (buffer.view == 7).all()
         buffer.close()
-        await _until(lambda: _idle(client), "nothing runs on")
+        await eventually(lambda: _idle(client), "nothing runs on")
 
 
 async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: LocalCluster) -> None:
@@ -141,7 +134,7 @@ async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: 
         async def given_back() -> bool:
             return metric(slow.metrics["storage-0"], "quire_node_used_bytes") <= used
 
-        await _until(given_back, "the slots are free again")
+        await eventually(given_back, "the slots are free again")
         assert buffer.view is not None
         buffer.view[:] = payload.reshape(-1)
         again = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
@@ -202,7 +195,7 @@ async def test_a_killed_storage_node_is_an_error_and_then_a_miss(slow: LocalClus
             async def is_miss() -> bool:
                 return (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 0
 
-            await _until(is_miss, "a dead node's chunks are misses")
+            await eventually(is_miss, "a dead node's chunks are misses")
         finally:
             await asyncio.to_thread(slow.restart, "storage-0")
 
@@ -277,7 +270,7 @@ async def test_one_trace_goes_through_every_service(slow: LocalCluster) -> None:
         took_part = {str(span["service"]) for span in found}
         return {"gateway", "orchestrator", "storage", "scheduler"} <= took_part and roots == ["test.request"]
 
-    await _until(complete, "every service took part, under one root")
+    await eventually(complete, "every service took part, under one root")
     deliver = next(span for span in spans() if span["name"] == "quire.storage.deliver")
     events = deliver["events"]
     assert isinstance(events, list) and len(events) == LARGE.num_layers
@@ -316,5 +309,5 @@ async def test_a_cluster_killed_whole_starts_again_at_once(tmp_path: Path) -> No
                 """Redis may have lost its last second, and nodes tell it again."""
                 return (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 4
 
-            await _until(listed, "the chunks")
+            await eventually(listed, "the chunks")
             assert ((await fetch_all(client, await client.lookup(namespace, keys)))[0] == payload).all()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from quire_tools.engines import vllm
 from quire_tools.engines.vllm import BLOCK, vllm_engine
 from quire_tools.local import LocalCluster
+from tests.polling import until
 
 __all__ = ["BLOCK", "OTHER", "PROMPT", "Engine", "engine", "kill_at_first_load", "until"]
 
@@ -54,14 +54,6 @@ def engine(model: Path, gateway: str = "", extra: Mapping[str, Any] | None = Non
             yield Engine(made.llm, counted)
     finally:
         setattr(QuireConnector, "_count", count)  # noqa: B010
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
-    """Wait for what other threads do."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def kill_at_first_load(quire: Engine, cluster: LocalCluster) -> list[int]:

@@ -15,7 +15,7 @@ import pytest
 from quire.model.errors import ConfigInvalid
 from quire_tools.local import LocalCluster
 from tests.engines import stubs
-from tests.engines.engine import until
+from tests.polling import until
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 stubs.install()
@@ -158,7 +158,7 @@ def test_what_fails_is_a_miss_and_never_an_exception(engine_cluster: LocalCluste
         engine_cluster.kill("gateway")
         assert cache.exists(KEYS, []) == 0 and not any(cache.get(KEYS, 8, [])) and not cache.set(KEYS, 0, [])
         engine_cluster.restart("gateway")
-        until(lambda: cache.exists(KEYS, []) == 8, "it is used again", 20)
+        until(lambda: cache.exists(KEYS, []) == 8, "it is used again", timeout_s=20)
         os.kill(engine_cluster.pid("storage-0"), signal.SIGKILL)
         assert not any(cache.get(KEYS, 8, []))
     finally:

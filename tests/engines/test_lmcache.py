@@ -24,8 +24,9 @@ from quire.model.nodes import Role
 from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
-from tests.engines.engine import PROMPT, engine, until
+from tests.engines.engine import PROMPT, engine
 from tests.engines.s3 import access
+from tests.polling import until
 
 pytest.importorskip("lmcache", reason="LMCache is not installed here: `make test-engines` installs it")
 
@@ -156,7 +157,7 @@ def test_a_gateway_that_is_away_is_left_alone_and_used_again(adapter: _Adapter, 
     assert adapter.found(_keys()) == 0 and not adapter.plugin.report_status()["is_healthy"]
     assert not adapter.store(_keys("other"), adapter.objects()) and adapter.load(_keys(), adapter.objects()) == 0
     engine_cluster.restart("gateway")
-    until(lambda: adapter.found(_keys()) == OBJECTS, "it is used again", 20)
+    until(lambda: adapter.found(_keys()) == OBJECTS, "it is used again", timeout_s=20)
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def _server(gateway: str, log: Path) -> Iterator[int]:
     command += ["--l2-adapter", json.dumps(_plugin(gateway))]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
-            until(lambda: _listens(port) or process.poll() is not None, "the LMCache server listens", 60)
+            until(lambda: _listens(port) or process.poll() is not None, "the LMCache server listens", timeout_s=60)
             assert process.poll() is None, log.read_text()[-3000:]
             yield port
         finally:

@@ -18,7 +18,8 @@ from quire.client import SyncClient
 from quire.model.nodes import Role
 from quire_tools.local import LocalCluster
 from tests.engines import stubs
-from tests.engines.engine import PROMPT, until
+from tests.engines.engine import PROMPT
+from tests.polling import until
 
 stubs.install()
 pytest.importorskip("sglang", reason="SGLang is not installed here: `make test-engines` installs it")
@@ -93,7 +94,7 @@ def _stored(cluster: LocalCluster, pages: int) -> None:
         until(
             lambda: sum(node.used_bytes for node in client.status() if node.role is Role.STORAGE) >= pages * PAGE_BYTES,
             f"{pages} pages are stored",
-            30,
+            timeout_s=30,
         )
 
 
@@ -116,7 +117,7 @@ def test_tokens_are_the_same_from_quire(tiny_model: Path, engine_cluster: LocalC
         os.kill(engine_cluster.pid("storage-0"), signal.SIGKILL)
         told = second.ask(PROMPT)  # SGLang ends a request whose load had begun when it failed
         assert told.get("tokens") == expected or "503" in told["error"]
-        until(lambda: second.ask(PROMPT).get("tokens") == expected, "without the node it is computed", 30)
+        until(lambda: second.ask(PROMPT).get("tokens") == expected, "without the node it is computed", timeout_s=30)
         second.forget()
         engine_cluster.kill("gateway")
         assert second.tokens(PROMPT)[0] == expected
@@ -138,4 +139,4 @@ def test_loads_have_the_window_that_the_last_loads_measured(tiny_model: Path, tm
             assert sglang.tokens(PROMPT) == (expected, WHOLE)
             return any(node.stats.get("observed", 0) for node in client.status())
 
-        until(learned, "the scheduler hears of a load", 60)
+        until(learned, "the scheduler hears of a load", timeout_s=60)

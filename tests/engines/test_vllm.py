@@ -17,7 +17,8 @@ from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import PeerLost
 from quire_bench.engines import arrivals
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, kill_at_first_load, until
+from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, kill_at_first_load
+from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 GROUP = Group(0, ("layers.0",), Kind.FULL, BLOCK, 4096)
@@ -207,7 +208,7 @@ def test_quire_away_at_start_and_back_later(
         assert figures["failed_lookups"] == 1 and "stored_blocks" not in figures
         quire.forget()
         engine_cluster.restart("gateway")
-        until(lambda: _warm(quire, expected["prompt"]), "Quire is used again", 20)
+        until(lambda: _warm(quire, expected["prompt"]), "Quire is used again", timeout_s=20)
 
 
 def _warm(quire: Engine, expected: list[int]) -> bool:

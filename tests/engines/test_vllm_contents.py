@@ -11,7 +11,8 @@ import pytest
 from quire.integrations.vllm.contents import ContentNames
 from quire_tools.engines.models import make_adapter
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, PROMPT, engine, until
+from tests.engines.engine import BLOCK, PROMPT, engine
+from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}

@@ -9,7 +9,8 @@ import pytest
 
 from quire_tools.engines.models import make_model
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, PROMPT, Engine, engine, until
+from tests.engines.engine import BLOCK, PROMPT, Engine, engine
+from tests.polling import until
 
 WHOLE = len(PROMPT) // BLOCK * BLOCK
 

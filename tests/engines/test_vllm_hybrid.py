@@ -14,7 +14,8 @@ from quire.integrations.vllm.groups import Kind
 from quire.model.errors import PeerLost
 from quire_tools.engines.models import make_model, settings_of
 from quire_tools.local import LocalCluster
-from tests.engines.engine import OTHER, PROMPT, Engine, engine, kill_at_first_load, until
+from tests.engines.engine import OTHER, PROMPT, Engine, engine, kill_at_first_load
+from tests.polling import until
 
 PROMPTS = [PROMPT[: 300 + 64 * at] + [at + 3] * (20 + 7 * at) for at in range(8)]
 
@@ -187,7 +188,7 @@ def test_a_group_that_does_not_arrive_fails_the_load(
             return
         assert quire.figures()["failed_blocks"] > 0
         last._deliver = deliver
-        until(lambda: _loads_again(quire, expected["prompt"]), "what did not arrive is stored again", 30)
+        until(lambda: _loads_again(quire, expected["prompt"]), "what did not arrive is stored again", timeout_s=30)
 
 
 def test_the_fault_put_back_computes_behind_a_window_that_is_not_there(

@@ -26,7 +26,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from quire.integrations.vllm.contents import ContentNames
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, Engine, engine, until
+from tests.engines.engine import BLOCK, Engine, engine
+from tests.polling import until
 
 TEXT = "abcdefgh" * 20
 CACHED = (4 + 1 + len(TEXT)) // BLOCK * BLOCK

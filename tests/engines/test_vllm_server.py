@@ -15,7 +15,8 @@ from typing import Any
 
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
-from tests.engines.engine import BLOCK, PROMPT, engine, until
+from tests.engines.engine import BLOCK, PROMPT, engine
+from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 

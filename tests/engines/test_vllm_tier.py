@@ -17,7 +17,8 @@ import pytest
 from quire_tools.engines.models import make_model
 from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
+from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine
+from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 

@@ -12,7 +12,8 @@ from quire.client import SyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.urgency import Urgency
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, PROMPT, Engine, engine, until
+from tests.engines.engine import BLOCK, PROMPT, Engine, engine
+from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 
@@ -92,7 +93,7 @@ def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cl
             quire.tokens(prompt)
             return _observed(client) > 0
 
-        until(learned, "the scheduler hears of a load", 30)
+        until(learned, "the scheduler hears of a load", timeout_s=30)
 
 
 def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
@@ -114,7 +115,7 @@ def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
             assert answers[1][0][: len(answer)] == answer
             return any(urgency.first_layer_us for urgency in urgencies) and _observed(client) > 0
 
-        until(learned, "the scheduler hears of a load", 30)
+        until(learned, "the scheduler hears of a load", timeout_s=30)
 
 
 def test_small_loads_are_delivered_chunk_by_chunk(tiny_model: Path, engine_cluster: LocalCluster) -> None:

@@ -27,6 +27,7 @@ from quire.transport import OFF, AutoTransport, SharedMemoryTransport, data_plan
 from quire.transport.memory import MemoryTransport
 from quire.transport.shared_memory import SharedRegion
 from quire.transport.unix_socket import swept
+from tests.polling import eventually
 
 _BYTES = 8 << 20
 _STRANGER = 65534
@@ -97,12 +98,6 @@ def _mappings(*, collected: bool = True) -> int:
     return Path("/proc/self/maps").read_text().count("memfd:quire")
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_client_that_is_killed_costs_its_own_transfers(node: SharedMemoryTransport, client: _Client) -> None:
     """The node notices at once, its copies end, and it unmaps the dead client's memory; other clients are served."""
     before = _mappings()
@@ -130,7 +125,7 @@ async def test_a_client_that_is_killed_costs_its_own_transfers(node: SharedMemor
         del stream, fine, peer
         spared.abort()
         del spared
-        await _until(lambda: _mappings() == before)
+        await eventually(lambda: _mappings() == before)
     finally:
         other.stop()
 
@@ -355,7 +350,7 @@ async def test_who_cannot_be_reached_by_ucx_is_not_connected_to(tmp_path: Path) 
     assert (ways[0].asked, ways[1].asked) == (1, 0)
     told = client.address
     await node.close()
-    await _until(lambda: client.address != told)  # others are reached as ever
+    await eventually(lambda: client.address != told)  # others are reached as ever
     await client.close()
 
 

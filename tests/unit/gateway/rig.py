@@ -215,9 +215,3 @@ def fetch(
     request = pb.FetchRequest(compute_window_us=layers)
     request.descriptor.chunk_count = nodes
     return stream(stub.Fetch, request, timeout_s=timeout_s, stop=stop)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)

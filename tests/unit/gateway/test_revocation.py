@@ -15,7 +15,8 @@ from quire.testing import FakeClock
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.access.revocation import Revocations
 from quire_server.redis.access import AccessKey, Grant, Level
-from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream, until
+from tests.polling import eventually
+from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream
 
 GRANT = Grant("bob", "bucket", "", Level.READ)
 KEY = AccessKey("key", "alice", (GRANT,), rdma=True)
@@ -83,7 +84,7 @@ async def test_an_open_session_of_a_revoked_key_begins_nothing() -> None:
     async with serving(gateway) as port, session_client(port, "mallory") as stub:
         await lookup(stub, 1)
         running = asyncio.create_task(lookup(stub, 2, "slow"))
-        await until(lambda: 2 in gateway.asked)
+        await eventually(lambda: 2 in gateway.asked)
         gateway.keys.deleted.add("Bearer mallory")
         gateway.keys.keys.clear()
         await gateway.admission.revocations.look()
@@ -103,7 +104,7 @@ async def test_a_client_that_reads_nothing_is_refused_too() -> None:
     gateway.keys.keys["Bearer mallory"] = replace(KEY, name="Bearer mallory")
     async with serving(gateway) as port, session_stream(port, ("authorization", "Bearer mallory")) as silent:
         await silent.write(pb.SessionRequest(id=1, lookup=pb.LookupRequest(lease_ttl_ms=1)))
-        await until(lambda: gateway.asked == [1])
+        await eventually(lambda: gateway.asked == [1])
         gateway.keys.keys.clear()
         await gateway.admission.revocations.look()
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

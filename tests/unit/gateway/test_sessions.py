@@ -32,7 +32,8 @@ from quire_gateway.access.admission import Principal
 from quire_gateway.grpc import sessions
 from quire_gateway.grpc.sessions import Session
 from quire_server.grpc_server import Server
-from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, session_stream, until
+from tests.polling import eventually
+from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, session_stream
 
 
 async def test_many_requests_share_a_stream_and_fail_by_themselves() -> None:
@@ -45,7 +46,7 @@ async def test_many_requests_share_a_stream_and_fail_by_themselves() -> None:
         assert bad.value.answered and bad.value.field == "host"
         with pytest.raises(DeadlineExceeded):
             await lookup(stub, 1, "slow", timeout_s=0.05)
-        await until(lambda: gateway.stopped)
+        await eventually(lambda: gateway.stopped)
         assert gateway.stopped == ["lookup"] and gateway.sessions.stats == {"sessions": 1}
 
 
@@ -62,10 +63,10 @@ async def test_what_a_client_has_ends_with_it_and_at_once(monkeypatch: pytest.Mo
             events = fetch(stub, 5)
             assert (await anext(aiter(events))).layer.layer == 0
             slow = asyncio.create_task(lookup(stub, 9, "slow"))
-            await until(lambda: 9 in gateway.asked)
+            await eventually(lambda: 9 in gateway.asked)
         with pytest.raises(QuireError):
             await slow
-        await until(lambda: len(gateway.released) == 2)
+        await eventually(lambda: len(gateway.released) == 2)
         assert sorted(gateway.released) == [b"1", b"3"]
         assert sorted(gateway.stopped) == ["fetch", "lookup"]
         assert gateway.sessions.stats == {"sessions": 0}
@@ -104,7 +105,7 @@ async def test_a_request_that_is_given_up_is_stopped() -> None:
         gateway.gate.release()
         await anext(aiter(events))
         await events.aclose()  # type: ignore[attr-defined]
-        await until(lambda: gateway.stopped)
+        await eventually(lambda: gateway.stopped)
         assert gateway.stopped == ["fetch"]
 
 
@@ -130,7 +131,7 @@ async def test_a_request_that_is_stopped_survives_a_stream_that_breaks() -> None
         wire.cut()
         stop.now()
         assert list((await anext(events)).nodes) == []
-        await until(lambda: gateway.stopped == ["fetch"])
+        await eventually(lambda: gateway.stopped == ["fetch"])
 
 
 async def test_a_request_that_was_not_sent_has_asked_nobody() -> None:
@@ -229,7 +230,7 @@ async def test_a_client_that_stays_away_loses_its_session() -> None:
         await lookup(stub, 1)
         wire.target = 1  # nothing listens there
         wire.cut()
-        await until(lambda: gateway.released == [b"1"])
+        await eventually(lambda: gateway.released == [b"1"])
         with pytest.raises(NodeUnavailable):
             await lookup(stub, 2)
         wire.target = port
@@ -305,7 +306,7 @@ async def test_a_gateway_that_stops_answers_what_it_has_and_is_asked_nothing_mor
         await lookup(stub, 1)
         assert first.asked and not second.asked, "the first of the list"
         slow = asyncio.create_task(lookup(stub, 2, "slow"))
-        await until(lambda: 2 in first.asked)
+        await eventually(lambda: 2 in first.asked)
         stop = asyncio.create_task(server.stop(5.0, first.sessions.leave))
         for ttl in range(3, 30):
             assert (await lookup(stub, ttl)).lease == b"%d" % ttl
@@ -337,7 +338,7 @@ async def test_clients_connect_anew_at_an_age_and_lose_nothing(ageing: bool, mon
         gateway.gate.release()
         assert [event.layer.layer async for event in coming] == [29]
         left = (0, 1) if ageing else (1,)  # none, once the last connection has reached its age
-        await until(lambda: gateway.sessions.stats["sessions"] in left)
+        await eventually(lambda: gateway.sessions.stats["sessions"] in left)
         assert not gateway.released
 
 
@@ -350,12 +351,12 @@ async def test_credentials_are_shown_again(monkeypatch: pytest.MonkeyPatch) -> N
         (session,) = gateway.sessions._sessions.values()
         renewed_s = [session.renewed_s]
         while len(renewed_s) < 5:
-            await until(lambda: session.renewed_s != renewed_s[-1])
+            await eventually(lambda: session.renewed_s != renewed_s[-1])
             renewed_s.append(session.renewed_s)
         await lookup(stub, 2)
         assert gateway.sessions.stats == {"sessions": 1} and not gateway.released
         gateway.sessions._admission.authenticate = _revoked  # type: ignore[method-assign]
-        await until(lambda: sorted(gateway.released) == [b"1", b"2"])
+        await eventually(lambda: sorted(gateway.released) == [b"1", b"2"])
         with pytest.raises(Unauthenticated):
             await lookup(stub, 3)
 
@@ -380,10 +381,10 @@ async def test_redis_that_is_away_for_a_renewal_ends_no_session(monkeypatch: pyt
     async with serving(gateway) as port, session_client(port, "key") as stub:
         await lookup(stub, 1)
         gateway.sessions._admission.authenticate = away  # type: ignore[method-assign]
-        await until(lambda: tries)
+        await eventually(lambda: tries)
         assert (await lookup(stub, 2)).lease == b"2"
         answers.set()
-        await until(lambda: tries >= 2)
+        await eventually(lambda: tries >= 2)
         gateway.sessions._admission.authenticate = calm  # type: ignore[method-assign]
         assert (await lookup(stub, 3)).lease == b"3"
         (session,) = gateway.sessions._sessions.values()
@@ -406,7 +407,7 @@ async def test_bounds() -> None:
     gateway = SessionGateway(settings={"session_requests_max": 4, "sessions_max": 1})
     async with serving(gateway) as port, session_client(port) as stub:
         slow = [asyncio.create_task(lookup(stub, ttl, "slow")) for ttl in range(4)]
-        await until(lambda: len(gateway.asked) == 4)
+        await eventually(lambda: len(gateway.asked) == 4)
         with pytest.raises(TooManyRequests, match="of this session") as refused:
             await lookup(stub, 9)
         assert refused.value.retry_after_s
@@ -434,7 +435,7 @@ async def test_tenants_share_the_bounds_of_sessions() -> None:
         keys = bytes(400 << 10)
         slow = call(greedy[0].Lookup, pb.LookupRequest(host="slow", chunk_keys=keys), timeout_s=10)
         held = asyncio.create_task(slow)
-        await until(lambda: gateway.asked.count(0) == 1)
+        await eventually(lambda: gateway.asked.count(0) == 1)
         with pytest.raises(TooManyRequests, match="not served yet"):
             await call(greedy[1].Lookup, pb.LookupRequest(chunk_keys=keys), timeout_s=10)
         await call(other.Lookup, pb.LookupRequest(chunk_keys=bytes(300 << 10)), timeout_s=10)
@@ -452,7 +453,7 @@ async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch:
         await lazy.read()
         for number in range(1, 20):
             await lazy.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(chunk_keys=bytes(32 << 10))))
-        await until(lambda: len(gateway.asked) == 19)
+        await eventually(lambda: len(gateway.asked) == 19)
         assert gateway.sessions._bytes.taken == 0, "they are served"
         for number in range(20, 26):  # four answers are kept, twenty requests wait, and that is one more
             await lazy.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest()))
@@ -470,7 +471,7 @@ async def test_a_request_that_is_stopped_while_its_answer_waits_is_answered(monk
         for number in (1, 2):
             await stream_alone.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(lease_ttl_ms=number)))
         assert (await stream_alone.read()).id == 1
-        await until(lambda: gateway.asked == [1, 2])
+        await eventually(lambda: gateway.asked == [1, 2])
         await stream_alone.write(pb.SessionRequest(id=3, cancel=2))
         await stream_alone.write(pb.SessionRequest(id=4, received=1, release=pb.ReleaseRequest()))
         answer = await asyncio.wait_for(stream_alone.read(), 10)
