@@ -1,5 +1,6 @@
 """Code and files that are made from others: the names of all variables, from the services' configuration classes;
-the alerts of the Helm chart, from observability/alerts.yaml; the chart's schema, from its values.
+the alerts of the Helm chart, from observability/alerts.yaml; the chart's schema, from its values; the blocking client's
+calls, from `QuireClient`.
 
 python tools/generated.py            write them
 python tools/generated.py --check    status 1 if one says something else
@@ -16,6 +17,9 @@ from pathlib import Path
 import yaml
 
 from quire_server.config import variable_name
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, it sees its own folder only
+from tools import sync_client
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
@@ -93,6 +97,7 @@ def main() -> None:
         VARIABLES: names(),
         CHART / "alerts.yaml": MADE_OF_ALERTS + groups(),
         CHART / "values.schema.json": schema(),
+        sync_client.MADE: sync_client.text(),
     }
     for file, text in wanted.items():
         if "--check" not in sys.argv[1:]:

@@ -8,7 +8,8 @@ from quire.client.images import Image, ImageClient
 from quire.client.lookup import Advice, Lookup
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession, StoreSummary
-from quire.client.sync import SyncClient, SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.client.sync import SyncClient
+from quire.client.sync_transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.model.images import Rendering
 from quire.model.nodes import MemberSpans
 from quire.model.urgency import Urgency

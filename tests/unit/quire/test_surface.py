@@ -18,7 +18,8 @@ OF_THE_LOOP = {
 
 
 def _public(kind: type) -> dict[str, Any]:
-    return {name: each for name, each in vars(kind).items() if not name.startswith("_") and name != "__init__"}
+    members = {name: getattr(kind, name) for name in dir(kind)}
+    return {name: each for name, each in members.items() if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_what_one_client_has_the_other_has(one: type, other: type) -> None:
             continue
         assert name in _public(other), f"{other.__name__} has no {name}"
         if callable(method):
-            mine, its = (list(inspect.signature(vars(kind)[name]).parameters.values()) for kind in (one, other))
+            mine, its = (list(inspect.signature(_public(kind)[name]).parameters.values()) for kind in (one, other))
             assert [(each.name, each.kind, each.default) for each in mine] == [
                 (each.name, each.kind, each.default) for each in its
             ], name

@@ -1,0 +1,226 @@
+"""Calls of `SyncClient`. Made of `QuireClient` by `make generated`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy.typing as npt
+
+from quire.client.buffers import Buffer
+from quire.client.lookup import Lookup
+from quire.client.sync_loop import SyncLoop
+from quire.client.sync_transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability, OnExisting
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.urgency import Urgency
+
+
+class SyncCalls(SyncLoop):
+    """Methods as in `QuireClient`, blocking; safe from any thread."""
+
+    def lookup(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        *,
+        lease_ttl_ms: int = 60000,
+        prompt_tokens: int = 0,
+        device: str = "",
+        unchained: bool = False,
+    ) -> Lookup:
+        """Look up the longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
+
+        With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
+        how much of the prefix to take (see `Advice`); a fetch of it then takes that part, and knows its compute window.
+        `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
+
+        Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
+        `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
+        `DeadlineExceeded`: without an answer compute the prefix.
+        """
+        return self.run(
+            self._client.lookup(
+                namespace,
+                keys,
+                lease_ttl_ms=lease_ttl_ms,
+                prompt_tokens=prompt_tokens,
+                device=device,
+                unchained=unchained,
+            )
+        )
+
+    def fetch(
+        self,
+        lookup: Lookup,
+        buffer: Buffer,
+        *,
+        first_chunk: int = 0,
+        chunk_count: int | None = None,
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        urgency: Urgency | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
+    ) -> SyncDelivery:
+        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
+
+        `first_chunk`: those before it are here already. `chunk_count`: None for as many as the look-up says should be
+        taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
+        `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
+        land in an engine's own blocks. `urgency`: when layers are needed: bandwidth and reads of drives go by it. None:
+        as the look-up advised, or unknown. The delivery runs when this returns.
+
+        Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
+        not match, `PeerLost` where no storage node is reached.
+        """
+        return SyncDelivery(
+            self,
+            self.run(
+                self._client.fetch(
+                    lookup,
+                    buffer,
+                    first_chunk=first_chunk,
+                    chunk_count=chunk_count,
+                    order=order,
+                    urgency=urgency,
+                    layer_stride=layer_stride,
+                    chunk_offsets=chunk_offsets,
+                )
+            ),
+        )
+
+    def retrieve(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        buffer: Buffer,
+        *,
+        first_chunk: int = 0,
+        lease_ttl_ms: int = 60000,
+        prompt_tokens: int = 0,
+        device: str = "",
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        urgency: Urgency | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
+        unchained: bool = False,
+    ) -> SyncRetrieval:
+        """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
+
+        As `lookup`, then `fetch` of the matched, or advised, chunks behind `first_chunk`. The buffer has room for all
+        of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
+        chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
+        `unchained`: as for `lookup`; those that are there are delivered, each to the place that it would have with all
+        of them.
+
+        Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
+        the answer was lost, nodes may be writing.
+        """
+        return SyncRetrieval(
+            self,
+            self.run(
+                self._client.retrieve(
+                    namespace,
+                    keys,
+                    buffer,
+                    first_chunk=first_chunk,
+                    lease_ttl_ms=lease_ttl_ms,
+                    prompt_tokens=prompt_tokens,
+                    device=device,
+                    order=order,
+                    urgency=urgency,
+                    layer_stride=layer_stride,
+                    chunk_offsets=chunk_offsets,
+                    unchained=unchained,
+                )
+            ),
+        )
+
+    def store(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        first_chunk: int,
+        buffer: Buffer,
+        *,
+        durability: Durability = Durability.LOCAL,
+        on_existing: OnExisting = OnExisting.SKIP,
+        complete: bool = False,
+        unchained: bool = False,
+    ) -> SyncStoreSession:
+        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose earlier chunks are stored.
+
+        `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced; it
+        stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
+        `on_existing`: SKIP keeps the bytes that are stored under a key, VERIFY reads the bytes and compares.
+        `complete`: all layers are in the buffer, and none will be announced; chunks are then written to drives while
+        the chunks behind it are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them
+        may be stored already.
+
+        Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
+        `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
+        What becomes of the chunks `StoreSession.finish` tells.
+        """
+        return SyncStoreSession(
+            self,
+            self.run(
+                self._client.store(
+                    namespace,
+                    keys,
+                    first_chunk,
+                    buffer,
+                    durability=durability,
+                    on_existing=on_existing,
+                    complete=complete,
+                    unchained=unchained,
+                )
+            ),
+        )
+
+    def reach(self) -> None:
+        """Make sure, once, that the data plane reaches the cluster, before a node receives an address here.
+
+        UCX ends a process that is connected to by a peer to which it has no way back. To a cluster that asks for tokens
+        it is proved, too, that the address on the data plane is this process's own. Raises `PeerLost`, `NotAllowed`.
+        """
+        self.run(self._client.reach())
+
+    def release(self, lookup: Lookup) -> bool:
+        """Give the lease back; whether it was still valid. Raises `LeaseForged`, `Unavailable`, `DeadlineExceeded`."""
+        return self.run(self._client.release(lookup))
+
+    def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        """Drop chunks from the end of a prefix, but for the first `keep_chunks`; how many were dropped.
+
+        Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
+        """
+        return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
+
+    def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
+        """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.
+
+        The retention outlives this client. Calling again for the same prefix replaces the time; a longer prefix has a
+        retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
+        """
+        return self.run(self._client.retain(namespace, keys, seconds))
+
+    def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
+        """Allow the prefix to be evicted again; whether any chunk of it was retained. Raises as `retain`."""
+        return self.run(self._client.end_retention(namespace, keys))
+
+    def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
+        """Have the longest stored prefix brought into storage nodes' memory; returns how many chunks are there now.
+
+        `within_s`: when they are wanted, seconds from now; of several prefetches the one that is due first is read
+        first. At most half of a node's memory is filled; the rest stays where it is. Raises `NotAllowed`,
+        `TooManyRequests`, `Unavailable`, `DeadlineExceeded`.
+        """
+        return self.run(self._client.prefetch(namespace, keys, within_s=within_s))
+
+    def status(self) -> Sequence[Node]:
+        """The members of the cluster. Raises `Unavailable`, `DeadlineExceeded`."""
+        return self.run(self._client.status())

@@ -1,0 +1,105 @@
+"""Transfers of the blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.client.delivery import Delivery, FetchSummary
+from quire.client.lookup import Lookup
+from quire.client.retrieval import Retrieval
+from quire.client.store import StoreSession, StoreSummary
+from quire.client.sync_loop import SyncLoop
+
+
+class SyncRetrieval:
+    """A `Retrieval`, blocking. `found`: the match; `delivery`: None if no chunk is to be delivered."""
+
+    def __init__(self, loop: SyncLoop, retrieval: Retrieval) -> None:
+        self.found: Lookup = retrieval.found
+        self.delivery = SyncDelivery(loop, retrieval.delivery) if retrieval.delivery is not None else None
+
+
+class SyncDelivery:
+    """A `Delivery`, blocking. `delivery`: the one that it is of."""
+
+    def __init__(self, loop: SyncLoop, delivery: Delivery) -> None:
+        self._loop = loop
+        self.delivery = delivery
+
+    @property
+    def stall_s(self) -> float:
+        """Total time for which layers were waited for."""
+        return self.delivery.stall_s
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self.delivery.is_lent
+
+    def layer(self, layer: int) -> None:
+        """Return when `layer` is complete in the buffer. Raises why it will never be."""
+        # The last layer ends the count of stalls, which the delivery's loop sends to the storage nodes.
+        if not self.delivery.arrived_ns[layer] or layer == self.delivery.num_layers - 1:
+            self._loop.run(self.delivery.layer(layer))
+
+    def arrival(self, layer: int) -> None:
+        """Return when `layer` is complete, as `Delivery.arrival`."""
+        if not self.delivery.arrived_ns[layer]:
+            self._loop.run(self.delivery.arrival(layer))
+
+    def wanted(self, at_ns: Sequence[int]) -> None:
+        """Report an engine's waits for layers, as `Delivery.wanted`."""
+        self._loop.post(lambda: self.delivery.wanted(at_ns))
+
+    def summary(self) -> FetchSummary:
+        """Wait for the end, as `Delivery.summary`."""
+        return self._loop.run(self.delivery.summary())
+
+    def quiesced(self, timeout_s: float) -> None:
+        """Return when every storage node has stopped using the buffer.
+
+        Raises `DeadlineExceeded`: then do not reuse it.
+        """
+        self._loop.run(self.delivery.quiesced(timeout_s), timeout_s)
+
+    def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up, as `Delivery.cancel`."""
+        self._loop.run(self.delivery.cancel(timeout_s), timeout_s)
+
+
+class SyncStoreSession:
+    """A `StoreSession`, blocking."""
+
+    def __init__(self, loop: SyncLoop, session: StoreSession) -> None:
+        self._loop = loop
+        self._session = session
+
+    @property
+    def known_chunks(self) -> int:
+        """How many chunks from the start were stored already."""
+        return self._session.known_chunks
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self._session.is_lent
+
+    def layer_produced(self, layer: int) -> None:
+        """The layer of all chunks is in the buffer: storage nodes may read it now."""
+
+        async def produced() -> None:
+            self._session.layer_produced(layer)
+
+        self._loop.run(produced())
+
+    def finish(self) -> StoreSummary:
+        """Wait for the acknowledgement, as `StoreSession.finish`."""
+        return self._loop.run(self._session.finish())
+
+    def quiesced(self, timeout_s: float) -> None:
+        """Return when every storage node has stopped reading the buffer."""
+        self._loop.run(self._session.quiesced(timeout_s), timeout_s)
+
+    def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up, as `StoreSession.cancel`."""
+        self._loop.run(self._session.cancel(timeout_s), timeout_s)
