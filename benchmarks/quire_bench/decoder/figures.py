@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from quire_bench.decoder.simulator import Result
+from quire_bench.papers.latentbox.simulator import Result
 from quire_tools.report import Report
 
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from quire.model.errors import InvalidRequest
-from quire_bench.decoder import figures, paper
-from quire_bench.decoder.latentbox.dual_cache import Tuning
-from quire_bench.decoder.latentbox.tiers import LruTier, SieveTier
-from quire_bench.decoder.serving import IMAGES
-from quire_bench.decoder.simulator import (
+from quire_bench.decoder import figures
+from quire_bench.papers.latentbox import tables
+from quire_bench.papers.latentbox.dual_cache import Tuning
+from quire_bench.papers.latentbox.serving import IMAGES
+from quire_bench.papers.latentbox.simulator import (
     DECODE_S,
     FETCH_S,
     MakeTier,
@@ -27,6 +27,7 @@ from quire_bench.decoder.simulator import (
     simulate,
     simulate_image_store,
 )
+from quire_bench.papers.latentbox.tiers import LruTier, SieveTier
 from quire_tools.plan.image_trace import PUBLISHED, Trace, generate, read_trace, statistics
 from quire_tools.report import Report, Row
 
@@ -288,10 +289,10 @@ def _run(
         return report, partial(figures.sizes, report)
     if part in ("table", "policies", "changing", "spillover"):
         made = {
-            "table": partial(paper.run_table, accesses, step),
-            "policies": partial(paper.run_policies, accesses, step),
-            "changing": partial(paper.run_changing, accesses, seed, step),
-            "spillover": partial(paper.run_spillover, accesses, step),
+            "table": partial(tables.run_table, accesses, step),
+            "policies": partial(tables.run_policies, accesses, step),
+            "changing": partial(tables.run_changing, accesses, seed, step),
+            "spillover": partial(tables.run_spillover, accesses, step),
         }[part]()
         return made, partial(figures.serving, made) if part != "spillover" else None
     return (run_sensitivity(accesses, cache_share), None) if part == "sensitivity" else (None, None)

@@ -20,7 +20,7 @@ import numpy as np
 from rich.progress import Progress
 
 from quire.client import ImageClient, QuireClient
-from quire_bench.decoder.serving import Found, Serving, paper_setups, timed
+from quire_bench.papers.latentbox.serving import Found, Serving, paper_setups, timed
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 from quire_tools.plan.image_trace import Trace

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire_bench.decoder import paper
-from quire_bench.decoder.serving import (
+from quire_bench.papers.latentbox import tables as paper
+from quire_bench.papers.latentbox.serving import (
     Fetch,
     Found,
     Images,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
-from quire_bench.decoder.latentbox.dual_cache import Tuning
-from quire_bench.decoder.latentbox.tiers import SieveTier
-from quire_bench.decoder.simulator import (
+from quire_bench.papers.latentbox.dual_cache import Tuning
+from quire_bench.papers.latentbox.simulator import (
     belady_miss_ratio,
     simulate,
     simulate_image_store,
 )
+from quire_bench.papers.latentbox.tiers import SieveTier
 from quire_tools.plan.image_trace import PUBLISHED, Trace, generate, read_trace, statistics
 from quire_tools.plan.images import Prices, Scenario, cumulative
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from quire_bench.decoder.latentbox.dual_cache import Tuning
-from quire_bench.decoder.serving import (
+from quire_bench.papers.latentbox.dual_cache import Tuning
+from quire_bench.papers.latentbox.serving import (
     TABLE_4,
     Found,
     Served,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic
 
-from quire_bench.decoder.latentbox.tiers import Key, LruTier, Tier
+from quire_bench.papers.latentbox.tiers import Key, LruTier, Tier
 
 _AVERAGE_SHARE: Final = 0.05
 

@@ -1,0 +1,1 @@
+"""Published systems and experiments, played again: baselines of `quire bench`, and no part of Quire."""
