@@ -12,8 +12,7 @@ from unittest import mock
 
 import pytest
 
-from quire.client import AdminClient, Lookup, QuireClient
-from quire.client.delivery import FetchSummary
+from quire.client import AdminClient, FetchSummary, Lookup, QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, Unavailable

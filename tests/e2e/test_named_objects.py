@@ -159,7 +159,7 @@ async def test_what_makes_no_sense_of_keys_that_are_no_prefix_is_refused(cluster
         buffer = client.allocate(namespace.layout.payload_bytes(4))
         with pytest.raises(InvalidRequest, match="leased"):
             await client.lookup(namespace, keys, unchained=True)
-        with pytest.raises(InvalidRequest, match="all are delivered"):
+        with pytest.raises(InvalidRequest, match="are all delivered"):
             await client.retrieve(namespace, keys, buffer, lease_ttl_ms=0, unchained=True, first_chunk=1)
         with pytest.raises(InvalidRequest, match="first_chunk"):
             await client.store(namespace, keys, 1, buffer, complete=True, unchained=True)

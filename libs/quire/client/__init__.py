@@ -3,15 +3,16 @@
 from quire.client.admin import AdminClient
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
-from quire.client.delivery import Delivery, FetchSummary
+from quire.client.delivery import Delivery
 from quire.client.images import Image, ImageClient
 from quire.client.lookup import Advice, Lookup
 from quire.client.retrieval import Retrieval
-from quire.client.store import StoreSession, StoreSummary
+from quire.client.store import StoreSession
 from quire.client.sync import SyncClient
 from quire.client.sync_transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.model.images import Rendering
 from quire.model.nodes import MemberSpans
+from quire.model.outcome import FetchSummary, StoreSummary
 from quire.model.urgency import Urgency
 
 __all__ = [

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from opentelemetry import trace
@@ -14,7 +13,7 @@ from opentelemetry import trace
 from quire.client.buffers import Buffer, Loan
 from quire.client.quiescence import Quiescence, when_unheard
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, by_code
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import FetchSummary, NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
@@ -24,19 +23,6 @@ from quire.wire.convert import outcome_from
 from quire.wire.v1 import gateway_pb2 as pb
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSummary:
-    """How a delivery ended. `usable_chunks` from the first on are complete in every layer; `outcomes` by node.
-
-    `delivered`: for each chunk of the delivery a byte, 1 where all of it is there.
-    """
-
-    usable_chunks: int
-    bytes_moved: int
-    outcomes: tuple[NodeOutcome, ...]
-    delivered: bytes = b""
 
 
 class Delivery:

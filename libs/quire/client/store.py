@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from quire.client.delivery import end_of, seen
 from quire.client.quiescence import Quiescence, when_unheard
 from quire.client.route_check import NO_WAY
 from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, PeerLost, QuireError, by_code
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import NodeOutcome, StoreSummary
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
@@ -24,16 +23,6 @@ from quire.wire.v1 import gateway_pb2 as pb
 
 _TOLD_S: Final = 2.0
 """For how long a gateway may take to tell what became of a node that cannot be told of a layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSummary:
-    """Chunks that this session stored, and how many chunks of the prefix were stored earlier."""
-
-    stored_chunks: int
-    known_chunks: int
-    bytes_moved: int
-    outcomes: tuple[NodeOutcome, ...]
 
 
 class StoreSession:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.client.delivery import Delivery, FetchSummary
+from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup
 from quire.client.retrieval import Retrieval
-from quire.client.store import StoreSession, StoreSummary
+from quire.client.store import StoreSession
 from quire.client.sync_loop import SyncLoop
+from quire.model.outcome import FetchSummary, StoreSummary
 
 
 class SyncRetrieval:

@@ -1,4 +1,4 @@
-"""How a transfer ended at one storage node."""
+"""Ends of transfers: at one storage node, and as a whole."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ class NodeOutcome:
         if not self.quiesced and not issubclass(kind, Unavailable | DeadlineExceeded | InternalError):
             kind = Unavailable
         raise kind(self.error_message)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSummary:
+    """End of a delivery. `usable_chunks` from the first on are complete in every layer; `outcomes` are by node.
+
+    `delivered`: for each chunk of the delivery a byte, 1 where all of it arrived.
+    """
+
+    usable_chunks: int
+    bytes_moved: int
+    outcomes: tuple[NodeOutcome, ...] = ()
+    delivered: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """End of a store: chunks that it stored, and chunks of the prefix that were stored earlier."""
+
+    stored_chunks: int
+    known_chunks: int
+    bytes_moved: int
+    outcomes: tuple[NodeOutcome, ...] = ()

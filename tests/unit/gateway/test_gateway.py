@@ -32,7 +32,7 @@ from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, e
 from quire.model.layout import Dtype, KvLayout
 from quire.model.lease import Lease
 from quire.model.nodes import DecoderInfo, KnownVae, Node, NodeAddress
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
 from quire.model.policy import TenantPolicy
 from quire.model.provenance import GENERATED
 from quire.model.ranges import ChunkRange
@@ -49,7 +49,7 @@ from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
-from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, Placement, StoreCall, StoreSummary
+from quire_gateway.kv.transfers import FetchCall, KvTransfers, Placement, StoreCall
 from quire_gateway.ports import Allocated, Decoded, ImageRoute, LayerArrived
 from quire_server.lookups import Found, Question
 
@@ -250,7 +250,7 @@ async def test_each_node_gets_its_part_of_what_the_lease_says() -> None:
     assert parts["b:1"].ranges == (ChunkRange("b", 4, 3),)
     assert {part.node_index for part in parts.values()} == {0, 1}
     assert all(part.tenant == TENANT and part.lease == b"token" for part in parts.values())
-    assert events[-1] == FetchSummary(b"\1" * 6, 6, 10)
+    assert events[-1] == FetchSummary(6, 10, delivered=b"\1" * 6)
 
 
 async def test_a_single_chunk_is_read_where_it_went() -> None:

@@ -17,6 +17,7 @@ from quire.model.hashing import Namespace
 from quire.model.index import Match, Pin
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
+from quire.model.outcome import FetchSummary, StoreSummary
 from quire.model.ranges import ChunkRange
 from quire.testing.clock import FakeClock
 from quire.wire import convert
@@ -29,7 +30,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.kv.retention import Retention
-from quire_gateway.kv.transfers import FetchCall, FetchSummary, StoreCall, StoreSummary
+from quire_gateway.kv.transfers import FetchCall, StoreCall
 from quire_server.lookups import Found, Question
 from tests.e2e.helpers import LAYOUT
 
@@ -89,7 +90,7 @@ class _Seen:
 
     async def fetch(self, fetch: FetchCall) -> AsyncIterator[FetchSummary]:
         self.keys.append(fetch.descriptor.keys)
-        yield FetchSummary(b"", 0, 0)
+        yield FetchSummary(0, 0)
 
     async def store(self, store: StoreCall) -> AsyncIterator[StoreSummary]:
         self.keys.append(store.keys)

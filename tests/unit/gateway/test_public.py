@@ -16,6 +16,7 @@ from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.lease import Lease, LeaseSigner
+from quire.model.outcome import FetchSummary
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.wire import convert
@@ -24,7 +25,7 @@ from quire_gateway.access.addresses import WorkerAddresses
 from quire_gateway.access.admission import Admission, Principal
 from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.config import GatewayConfig
-from quire_gateway.kv.transfers import FetchCall, FetchSummary
+from quire_gateway.kv.transfers import FetchCall
 from quire_server.lookups import Found, Question
 
 
@@ -62,7 +63,7 @@ class _Moves:
 
     async def fetch(self, fetch: FetchCall) -> AsyncIterator[FetchSummary]:
         self.fetches += 1
-        yield FetchSummary(b"\1", 1, 1)
+        yield FetchSummary(1, 1, delivered=b"\1")
 
 
 async def test_a_lease_that_does_not_fit_moves_nothing() -> None:

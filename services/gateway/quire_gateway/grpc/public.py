@@ -13,7 +13,7 @@ from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
 from quire.wire import convert, convert_images
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
@@ -33,7 +33,7 @@ from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.reads import ImageReads
 from quire_gateway.images.service import ImageService
 from quire_gateway.kv.retention import Retention
-from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, Placement, StoreCall, StoreSummary
+from quire_gateway.kv.transfers import FetchCall, KvTransfers, Placement, StoreCall
 from quire_gateway.ports import LayerArrived
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice
@@ -363,7 +363,7 @@ def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchRespon
             return pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
         case NodeOutcome():
             return pb.FetchResponse(node=convert.outcome_to(event))
-        case FetchSummary(delivered, usable, moved_bytes):
+        case FetchSummary(usable, moved_bytes, _, delivered):
             return pb.FetchResponse(
                 summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved_bytes)
             )

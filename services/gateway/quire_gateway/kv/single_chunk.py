@@ -9,7 +9,8 @@ from __future__ import annotations
 from quire.model.descriptor import Descriptor
 from quire.model.errors import ChunkMissing
 from quire.model.hashing import Namespace
-from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers
+from quire.model.outcome import FetchSummary
+from quire_gateway.kv.transfers import FetchCall, KvTransfers
 from quire_server.lookups import Lookups, Question
 
 

@@ -21,7 +21,7 @@ from quire.model.hashing import Namespace
 from quire.model.index import NO_NAMESPACE, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import NodeAddress
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
 from quire.model.transfers import DeliverOrder, IngestOrder
@@ -34,15 +34,6 @@ from quire_gateway.ports import Allocator, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSummary:
-    """Delivered chunks: one byte per chunk, and how many from the first on an engine can use."""
-
-    delivered: bytes
-    usable_chunks: int
-    bytes_moved: int
 
 
 class Readable(Protocol):
@@ -112,15 +103,6 @@ class Placement:
     known_chunks: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSummary:
-    """Chunks that were stored, and those that had been before."""
-
-    stored_chunks: int
-    known_chunks: int
-    bytes_moved: int
-
-
 class KvTransfers:
     """Stateless but for the bound on transfers."""
 
@@ -146,7 +128,8 @@ class KvTransfers:
                         outcomes.append(event)
                     yield event
         mask = delivered_mask(outcomes, descriptor.first_chunk, descriptor.chunks)
-        yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
+        moved_bytes = sum(outcome.bytes_moved for outcome in outcomes)
+        yield FetchSummary(usable_chunks(mask), moved_bytes, delivered=mask)
 
     async def prefetch(self, readable: Readable, keys: ChunkKeys, within_ms: int) -> int:
         """Have matched chunks brought into the memory of the nodes that would deliver them; returns how many are there.

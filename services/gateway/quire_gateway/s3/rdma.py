@@ -32,7 +32,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import ChunkKeys
-from quire.model.outcome import NodeOutcome
+from quire.model.outcome import FetchSummary, NodeOutcome
 from quire.model.urgency import Urgency
 from quire_gateway.access.addresses import WorkerAddresses
 from quire_gateway.access.admission import Admission, Need
@@ -43,7 +43,7 @@ from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
-from quire_gateway.kv.transfers import FetchCall, FetchSummary, KvTransfers, StoreCall
+from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall
 from quire_gateway.ports import LayerArrived
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.backends import Backends
@@ -354,6 +354,6 @@ def _line(event: LayerArrived | NodeOutcome | FetchSummary) -> bytes:
             record: dict[str, object] = {"layer": layer, "node": node_id}
         case NodeOutcome():
             record = {"node": event.node_id, "quiesced": event.quiesced, "error": event.error_code}
-        case FetchSummary(delivered, usable, moved_bytes):
+        case FetchSummary(usable, moved_bytes, _, delivered):
             record = {"delivered": sum(delivered), "usable": usable, "bytes": moved_bytes}
     return json.dumps(record).encode() + b"\n"
