@@ -60,7 +60,7 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         pair = Pair(folder / name / "tls.crt", folder / name / "tls.key")
         pair.cert.parent.mkdir(exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _issued(f"quire {name}", key, names, usage, ca_key, ca, days)
+        cert = _issued(f"quire {name}", key, names=names, usage=usage, ca_key=ca_key, ca=ca, days=days)
         _write(folder / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM), 0o644)
         # The key first: who reads between the two has a pair that does not match, and tries again later.
         _write(pair.key, _pem(key), 0o600)

@@ -76,12 +76,12 @@ def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse
     return Lookup(
         namespace,
         keys.pick(present) if response.found else keys.run(0, response.matched_chunks),
-        response.lease,
-        convert.ranges_from(response.ranges),
-        {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
-        response.index_us,
-        _advice(response.advice) if response.HasField("advice") else None,
-        present,
+        lease=response.lease,
+        ranges=convert.ranges_from(response.ranges),
+        addresses={node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
+        index_us=response.index_us,
+        advice=_advice(response.advice) if response.HasField("advice") else None,
+        there=present,
     )
 
 

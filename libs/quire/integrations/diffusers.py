@@ -73,11 +73,11 @@ class LatentKeeper:
         return LatentInfo(
             (channels, height, width),
             _NAMES[latent.dtype],
-            self._info,
-            height * self._scale,
-            width * self._scale,
-            rule,
-            DecodeRule("float32", bool(getattr(config, "force_upcast", False))),
+            vae=self._info,
+            height=height * self._scale,
+            width=width * self._scale,
+            normalisation=rule,
+            decode=DecodeRule("float32", bool(getattr(config, "force_upcast", False))),
             versions=_versions(),
         )
 

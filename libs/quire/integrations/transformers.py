@@ -291,14 +291,14 @@ class _Run:
         return Prefill(
             logits,
             cache,
-            matched,
-            self._prefix_tokens,
-            total - self._prefix_tokens,
-            delivered,
-            ttft_s,
-            self.times,
-            failure,
-            self._session,
+            matched_tokens=matched,
+            reused_tokens=self._prefix_tokens,
+            computed_tokens=total - self._prefix_tokens,
+            bytes_delivered=delivered,
+            ttft_s=ttft_s,
+            layers=self.times,
+            failure=failure,
+            store=self._session,
         )
 
     def _cancel_store(self) -> None:

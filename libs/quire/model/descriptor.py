@@ -262,4 +262,15 @@ class Descriptor:
         target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start], proof_bytes)
         keys, places = ChunkKeys(raw[_FIXED.size : worker_start]), raw[offsets_start:]
         order = DeliveryOrder(order)
-        return cls(keys, layers, tokens, slice_bytes, order, target, first, chunks, stride, places)
+        return cls(
+            keys,
+            num_layers=layers,
+            chunk_tokens=tokens,
+            slice_bytes=slice_bytes,
+            order=order,
+            target=target,
+            first_chunk=first,
+            chunk_count=chunks,
+            layer_stride=stride,
+            chunk_offsets=places,
+        )

@@ -334,5 +334,13 @@ def entry_of_record(image_id: str, record: bytes) -> tuple[ImageEntry, Values, L
         raise RecordInvalid(error.message, field="record") from None
     digest = hashlib.sha256(record).digest()
     weights = info.vae.weights_sha256.lower()
-    entry = ImageEntry(image_id, digest, len(record), info.sha256, weights, info.height, info.width)
+    entry = ImageEntry(
+        image_id,
+        digest,
+        record_bytes=len(record),
+        latent_sha256=info.sha256,
+        weights_sha256=weights,
+        height=info.height,
+        width=info.width,
+    )
     return entry, values, info

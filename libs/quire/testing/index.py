@@ -63,13 +63,13 @@ class IndexState:
         return IndexState(
             {key: replace(entry) for key, entry in self.entries.items()},
             {key: dict(pins) for key, pins in self.pins.items()},
-            dict(self.objects),
-            {name: dict(keys) for name, keys in self.dropped.items()},
-            dict(self.changes),
-            self.epoch,
-            self.rebuild,
-            self.rebuilt,
-            self.ticks,
+            objects=dict(self.objects),
+            dropped={name: dict(keys) for name, keys in self.dropped.items()},
+            changes=dict(self.changes),
+            epoch=self.epoch,
+            rebuild=self.rebuild,
+            rebuilt=self.rebuilt,
+            ticks=self.ticks,
         )
 
 

@@ -108,11 +108,11 @@ def namespace_from(message: pb.Namespace) -> Namespace:
     return Namespace(
         message.model_id,
         message.weight_version,
-        layout_from(message.layout),
-        message.tenant_salt,
-        message.adapter,
-        message.shard_index,
-        message.shard_count or 1,
+        layout=layout_from(message.layout),
+        tenant_salt=message.tenant_salt,
+        adapter=message.adapter,
+        shard_index=message.shard_index,
+        shard_count=message.shard_count or 1,
     )
 
 
@@ -153,14 +153,14 @@ def descriptor_from(message: pb.Descriptor, keys: ChunkKeys | None = None) -> De
     return Descriptor(
         keys if keys is not None else ChunkKeys(message.chunk_keys),
         message.num_layers,
-        message.chunk_tokens,
-        message.per_layer_chunk_bytes,
-        _ORDERS[message.order],
-        target_from(message.target),
-        message.first_chunk,
-        message.chunk_count,
-        message.layer_stride,
-        message.chunk_offsets,
+        chunk_tokens=message.chunk_tokens,
+        slice_bytes=message.per_layer_chunk_bytes,
+        order=_ORDERS[message.order],
+        target=target_from(message.target),
+        first_chunk=message.first_chunk,
+        chunk_count=message.chunk_count,
+        layer_stride=message.layer_stride,
+        chunk_offsets=message.chunk_offsets,
     )
 
 
@@ -399,14 +399,14 @@ def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
     return NodeOutcome(
         message.node_id,
         ranges_from(message.ranges),
-        message.delivered,
-        message.bytes,
-        _ORDERS.get(message.order, DeliveryOrder.AUTO),
-        message.rate_bytes_per_s,
-        message.scheduled,
-        message.quiesced,
-        message.error_code,
-        message.error_message,
+        delivered=message.delivered,
+        bytes_moved=message.bytes,
+        order=_ORDERS.get(message.order, DeliveryOrder.AUTO),
+        rate_bytes_per_s=message.rate_bytes_per_s,
+        scheduled=message.scheduled,
+        quiesced=message.quiesced,
+        error_code=message.error_code,
+        error_message=message.error_message,
     )
 
 

@@ -23,16 +23,16 @@ def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
     return ImageEntry(
         message.image_id,
         message.record_sha256,
-        message.record_bytes,
-        message.latent_sha256,
-        message.weights_sha256,
-        message.height,
-        message.width,
-        message.created_ms,
-        message.expires_ms,
-        tuple(sorted(message.metadata.items())),
-        message.provenance,
-        message.record_name,
+        record_bytes=message.record_bytes,
+        latent_sha256=message.latent_sha256,
+        weights_sha256=message.weights_sha256,
+        height=message.height,
+        width=message.width,
+        created_ms=message.created_ms,
+        expires_ms=message.expires_ms,
+        metadata=tuple(sorted(message.metadata.items())),
+        provenance=message.provenance,
+        record_name=message.record_name,
     )
 
 
@@ -74,11 +74,11 @@ def rendering_from(message: images_pb2.Rendering) -> Rendering:
     return Rendering(
         message.format or "png",
         message.quality,
-        message.width,
-        message.height,
-        _FITS.get(message.fit, Fit.CONTAIN),
-        _GRAVITIES.get(message.gravity, Gravity.CENTER),
-        message.enlarge,
+        width=message.width,
+        height=message.height,
+        fit=_FITS.get(message.fit, Fit.CONTAIN),
+        gravity=_GRAVITIES.get(message.gravity, Gravity.CENTER),
+        enlarge=message.enlarge,
     )
 
 

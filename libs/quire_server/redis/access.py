@@ -187,4 +187,12 @@ def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
 def _unpack(name: str, raw: bytes) -> AccessKey:
     tenant, grants, generation, read_only, rdma, *expiry = cbor2.loads(raw)
     granted = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
-    return AccessKey(name, tenant, granted, generation, read_only, rdma, expiry[0] if expiry else 0)
+    return AccessKey(
+        name,
+        tenant,
+        grants=granted,
+        generation=generation,
+        read_only=read_only,
+        rdma=rdma,
+        expires_ms=expiry[0] if expiry else 0,
+    )

@@ -27,7 +27,16 @@ def unpack(key: str, raw: bytes) -> StoredObject:
     etag, names, rest = raw.split(b"\n", 2)
     size, modified_s, sizes, headers, metadata, checksums = cbor2.loads(rest)
     blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
-    return StoredObject(key, etag.decode(), size, modified_s, blobs, headers, metadata, checksums)
+    return StoredObject(
+        key,
+        etag.decode(),
+        size=size,
+        modified_s=modified_s,
+        blobs=blobs,
+        headers=headers,
+        metadata=metadata,
+        checksums=checksums,
+    )
 
 
 def pack_part(part: Part) -> bytes:

@@ -266,7 +266,15 @@ def profile(
     """Measure how long a model prefills, by input length × prefix length, on CUDA if there is one, else on the CPU."""
     from quire_tools.cli.profile import measure
 
-    measure(out, model, name, device, numbers(inputs, int), numbers(prefixes, int), rounds)
+    measure(
+        out,
+        model,
+        name=name,
+        device=device,
+        inputs=numbers(inputs, int),
+        prefixes=numbers(prefixes, int),
+        rounds=rounds,
+    )
 
 
 @app.command()

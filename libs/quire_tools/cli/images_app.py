@@ -81,7 +81,15 @@ def images_get(
     """Have an image decoded and encoded."""
     from quire_tools.cli import images
 
-    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width, height, fit)
+    images.get(
+        cluster_commands.gateway_of(folder, gateway),
+        name,
+        out=out,
+        quality=quality,
+        width=width,
+        height=height,
+        fit=fit,
+    )
 
 
 @images_app.command("ls")

@@ -161,7 +161,7 @@ def _named(turn: int, block: bytes) -> bytes:
 def run(
     trace: Path, sizes: Sequence[int], times: int, node_gb: float, bytes_per_token: int, block_tokens: int, hour: float
 ) -> tuple[Report, dict[int, _Played]]:
-    """Read the arguments. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
+    """Replay the trace. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
     if min(*sizes, node_gb, bytes_per_token, block_tokens) <= 0 or times < 0:
         raise InvalidRequest(f"nodes {list(sizes)}, {node_gb:g} GB, {bytes_per_token} bytes a token", field="nodes")
     requests = read_requests(trace)
@@ -257,5 +257,7 @@ def command(
 ) -> None:
     """Replay a trace on a cluster of a number of nodes: hits, the spread of load, metadata, the loss of a rack."""
     sizes = [int(size) for size in nodes.split(",")]
-    report, results = run(trace, sizes, times, node_gb, bytes_per_token, block_tokens, node_hour)
+    report, results = run(
+        trace, sizes, times, node_gb, bytes_per_token=bytes_per_token, block_tokens=block_tokens, hour=node_hour
+    )
     report.show(json_file, plot, draw=lambda path: draw(results, path))

@@ -73,7 +73,7 @@ def run(
     bytes_per_token: int,
     block_tokens: int,
 ) -> Report:
-    """Read the arguments. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
+    """Compute the costs. Raises `InvalidRequest` for a trace without times, or a number that is not positive."""
     for name, value in (
         ("bytes_per_token", bytes_per_token),
         ("block_tokens", block_tokens),
@@ -214,5 +214,5 @@ def command(
     tiers = [Tiers(0, 0), *(Tiers(size, 0) for size in memories), *(Tiers(memories[0], size) for size in disks)]
     tiers.append(Tiers(memories[0], disks[0], in_s3=True))
     prices = Prices(gpu_hour, memory_gb_month, disk_gb_month, object_gb_month)
-    report = run(trace, tiers, prices, rates, measured, bytes_per_token, block_tokens)
+    report = run(trace, tiers, prices, rates, measured, bytes_per_token=bytes_per_token, block_tokens=block_tokens)
     report.show(json_file, plot, draw=lambda path: draw(report, path))

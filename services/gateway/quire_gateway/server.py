@@ -370,7 +370,9 @@ async def serve(config: GatewayConfig) -> None:
     memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
     reach = RouteCheck(transport, members.nodes).check
-    own = _own_memory(config, images, latents, catalogue, memory, vaes, reach, warming)
+    own = _own_memory(
+        config, images, latents=latents, catalogue=catalogue, memory=memory, vaes=vaes, reach=reach, warming=warming
+    )
     boundary = await _boundary(config, redis, view, nodes, clock)
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None

@@ -32,12 +32,12 @@ class SchedulerServicer(SchedulerServiceServicer):
         demand = Demand(
             request.delivery,
             request.bytes_per_layer,
-            request.compute_window_us / 1e6 or None,
-            request.layers_left,
-            request.tenant,
-            request.weight or 1.0,
-            request.cap_bytes_per_s,
-            request.priority,
+            compute_window_s=request.compute_window_us / 1e6 or None,
+            layers_left=request.layers_left,
+            tenant=request.tenant,
+            weight=request.weight or 1.0,
+            cap_bytes_per_s=request.cap_bytes_per_s,
+            priority=request.priority,
         )
         return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand, request.held_bytes_per_s)))
 

@@ -52,7 +52,16 @@ class TransportContract:
         remote_target = RdmaTarget(
             reader.address, target_region.address, target_region.length, target_region.remote_key
         )
-        yield Scene(transport, writer, reader, source, target, region, remote_target, messages)
+        yield Scene(
+            transport,
+            writer,
+            reader=reader,
+            source=source,
+            target=target,
+            region=region,
+            remote_target=remote_target,
+            heard=messages,
+        )
         await writer.close()
         await reader.close()
 

@@ -168,7 +168,15 @@ class DiffusersVaes:
             self._loaded.popitem(last=False)
         pixel_bytes = int(weights.kind.pixel_values * vae.dtype.itemsize)
         tiled, encode = _tiled(vae, weights.kind.scale), _encoding(vae)
-        loaded = _Loaded(self._engine.prepare(vae), tiled, encode, weights.kind, vae.dtype, size, pixel_bytes)
+        loaded = _Loaded(
+            self._engine.prepare(vae),
+            tiled,
+            encode=encode,
+            kind=weights.kind,
+            dtype=vae.dtype,
+            size=size,
+            pixel_bytes=pixel_bytes,
+        )
         self._loaded[name] = loaded
         engine = self._engine.name
         logger().info("vae loaded", folder=str(weights.folder), bytes=size, device=str(self._device), engine=engine)

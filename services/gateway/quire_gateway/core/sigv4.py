@@ -117,7 +117,16 @@ def _presigned(request: Request, fields: dict[str, str]) -> Claim:
     payload_hash = fields.get("X-Amz-Content-Sha256", UNSIGNED)
     if payload_hash == UNSIGNED and request.header("x-amz-content-sha256").startswith("STREAMING-"):
         raise S3Error("InvalidRequest", "A presigned request cannot have a chunked body")
-    return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires_s)
+    return Claim(
+        access_key,
+        scope,
+        stamp=stamp,
+        signed_headers=names,
+        signature=signature,
+        payload_hash=payload_hash,
+        presigned=True,
+        expires_s=expires_s,
+    )
 
 
 def _credential(credential: str, stamp: str) -> tuple[str, str]:

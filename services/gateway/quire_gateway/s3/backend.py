@@ -118,12 +118,12 @@ class ObjectBackend:
             entry = StoredObject(
                 key,
                 etag,
-                body.size,
-                self._clock.now_ms() / 1e3,
-                tuple(blobs),
-                described.headers,
-                described.metadata,
-                checksums,
+                size=body.size,
+                modified_s=self._clock.now_ms() / 1e3,
+                blobs=tuple(blobs),
+                headers=described.headers,
+                metadata=described.metadata,
+                checksums=checksums,
             )
             await self._commit(entry, expected)
         return entry
@@ -231,7 +231,9 @@ class ObjectBackend:
             raise S3Error("EntityTooSmall", "All parts but the last have 5 MiB at least")
         size, blobs = sum(part.size for part in chosen), tuple(blob for part in chosen for blob in part.blobs)
         modified_s = self._clock.now_ms() / 1e3
-        return StoredObject(key, etag, size, modified_s, blobs, upload.headers, upload.metadata), chosen
+        return StoredObject(
+            key, etag, size=size, modified_s=modified_s, blobs=blobs, headers=upload.headers, metadata=upload.metadata
+        ), chosen
 
     async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[Upload, dict[int, Part]]:
         """The parts first: they go together with the upload, and are all of them if it is still there afterwards."""

@@ -328,9 +328,7 @@ class PoolMap:
     def recover(self, index: int, pages_used: int, place_generations: int = 0) -> Pages:
         """Take over the headers of a drive's image; return the pages with headers that do not count.
 
-        These are zeroed now, also those of earlier drives. Drives are recovered one after the other, once each, before
-        anything else.
-
+        These are zeroed now, also those of earlier drives. Drives are recovered in turn, once each, before anything else.
         `place_generations`: of the drive's superblock; places get greater ones from now on.
         """
         drive = self._drives[index]
@@ -370,7 +368,8 @@ class PoolMap:
             slot, at = rows["slot"][group].astype(np.int64), headers.offsets[group]
             fits = (rows["num_layers"][group] == shape.num_layers) & (rows["slice_bytes"][group] == shape.slice_bytes)
             fits &= at % PAGE_BYTES == slot % per_page * size
-            self._adopt_slab(drive, int(leader["slab"]), shape, group[fits], slot[fits], at[fits], marks)
+            adoptable = {"group": group[fits], "slots": slot[fits], "offsets": at[fits]}
+            self._adopt_slab(drive, int(leader["slab"]), shape=shape, marks=marks, **adoptable)
         drive.slots.settle()
         return marks
 

@@ -168,13 +168,13 @@ class Stores:
                 return await pull(
                     call,
                     slots,
-                    self._tiers.arena.view,
-                    self._region,
-                    self._transport,
-                    self._produced,
-                    self._threads,
-                    timeout_s,
-                    self._clock.now_ms(),
+                    arena=self._tiers.arena.view,
+                    region=self._region,
+                    transport=self._transport,
+                    produced=self._produced,
+                    threads=self._threads,
+                    timeout_s=timeout_s,
+                    now_ms=self._clock.now_ms(),
                 )
         except TimeoutError:
             raise DeadlineExceeded("not read within the time of its permit") from None
