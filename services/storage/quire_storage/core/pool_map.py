@@ -328,7 +328,7 @@ class PoolMap:
     def recover(self, index: int, pages_used: int, place_generations: int = 0) -> Pages:
         """Take over the headers of a drive's image; return the pages with headers that do not count.
 
-        These are zeroed now, also those of earlier drives. Drives are recovered in turn, once each, before anything else.
+        These are zeroed now, also those of earlier drives. Drives are recovered once each, before anything else.
         `place_generations`: of the drive's superblock; places get greater ones from now on.
         """
         drive = self._drives[index]
