@@ -33,7 +33,7 @@ _C_SOURCE = Path("tests/benchmarks/ucx_stream.c")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SizeResult:
     """Medians for one size: GB/s (10^9 bytes) by verb, latency of one layer and its message in µs."""
 
     transport: str
@@ -207,7 +207,7 @@ def perftest(size: int) -> str | None:
         server.wait()
 
 
-def bench_row(transport: str, size: int, rounds: int, program: Path | None) -> Row:
+def bench_row(transport: str, size: int, rounds: int, program: Path | None) -> SizeResult:
     """Python and C in turn, twice, so that a drift of the machine meets both."""
     halves = [rounds - rounds // 2, rounds // 2 or 1]
     seconds: dict[str, list[float]] = {}
@@ -217,7 +217,7 @@ def bench_row(transport: str, size: int, rounds: int, program: Path | None) -> R
             seconds.setdefault(verb, []).extend(values)
         c_seconds += (run_c_program(program, transport, size, half) or []) if program else []
     stream = sorted(size * _LAYERS / value / 1e9 for value in seconds["stream"])
-    return Row(
+    return SizeResult(
         transport=transport,
         size=size,
         put_gb_s=size / statistics.median(seconds["put"]) / 1e9,

@@ -129,7 +129,7 @@ class Endpoint:
         return lambda: self._failure_callbacks.pop(token, None) and None
 
     def fail(self, status: int) -> None:
-        """Return the function that the worker calls from UCX's error handler."""
+        """Mark the endpoint as failed; the worker calls this from UCX's error handler."""
         if self._error is None:
             self._error = PeerDied("endpoint", status, status_text(status))
             callbacks, self._failure_callbacks = self._failure_callbacks, {}

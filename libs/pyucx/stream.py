@@ -118,7 +118,7 @@ class Stream:
     async def drain(self, timeout_s: float = 30.0) -> None:
         """Wait until nothing is in flight and everything is announced. Raises the first error on the way.
 
-        After this returned or raised anything but `OperationTimeout`, neither side's memory is touched afterwards.
+        After this returned or raised anything but `OperationTimeout`, neither side's memory is touched any longer.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -151,7 +151,7 @@ class Worker:
     def post(self, call: Callable[[Any], Any], completion: Completion, *, keep: Any = None) -> None:
         """Run `call(request_params)`; `completion(status)` runs once, now or from a later tick.
 
-        `keep` stays referenced for as long.
+        `keep` stays referenced until then.
         """
         operation = self._next_operation
         self._next_operation += 1

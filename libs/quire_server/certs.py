@@ -46,7 +46,7 @@ class Certificates:
 
 
 def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """Make missing certificates, and replace those of another authority.
+    """Make an authority, if there is none, and new certificates of it.
 
     Raises `InvalidRequest` for `days` below one.
     """
@@ -114,15 +114,15 @@ def _issued(
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    today = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(today - _EARLIER)
-        .not_valid_after(today + datetime.timedelta(days=days))
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 

@@ -101,7 +101,7 @@ class Server:
             check = None if public else check_certificate
         elif secrets and authenticate is None:
             check = partial(check_caller, tuple(secrets), accept_unproven)
-        served, room = Served(services, on_failure, strangers=strangers), SharedBound(requests_max)
+        served, room = MeasuredService(services, on_failure, strangers=strangers), SharedBound(requests_max)
         edge = _EdgeInterceptor(services, authenticate, check, served, room)
         options = [
             *_OPTIONS,
@@ -166,7 +166,7 @@ class Server:
 async def until_signalled(stop_within_s: float) -> str:
     """Return on SIGTERM or SIGINT, with its name.
 
-    That time after it the process ends, whatever still hangs; its log then shows where.
+    `stop_within_s` after it the process ends, whatever still hangs; its log then shows where.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
@@ -208,10 +208,10 @@ class Serving:
         return error
 
 
-class Served:
+class MeasuredService:
     """Measures the requests of a service: a span for each, in the caller's trace, its time, and its outcome.
 
-    Outcomes are `ok`, `refused` (because of the caller) or `failed`, of all methods of `services` from the start.
+    Outcomes are `ok`, `refused` (by the caller's fault) or `failed`; methods of `services` have counts from the start.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         services: Sequence[str],
         authenticate: Callable[[Any], Awaitable[Authenticated]] | None,
         check_role: CheckRole | None,
-        served: Served,
+        served: MeasuredService,
         room: SharedBound,
     ) -> None:
         """`check_role`: refuses members whose role may not call a method. `room`: for authenticated requests."""

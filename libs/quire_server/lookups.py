@@ -28,7 +28,7 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock
 from quire_server.cluster_view import ClusterView
-from quire_server.core.advice import Advice, advise
+from quire_server.core.advice import FetchAdvice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
 from quire_server.turns import FairTurns
 
@@ -76,7 +76,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupAnswer:
     """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`.
 
     For unchained keys `there` says which can be read; `ranges` count those. `tenant`: whose namespace it is, and that
@@ -89,7 +89,7 @@ class Found:
     lease: Lease | None = None
     token: bytes = b""
     index_us: int = 0
-    advice: Advice | None = None
+    advice: FetchAdvice | None = None
     there: Sequence[int] = ()
 
     @property
@@ -160,7 +160,7 @@ class Lookups:
 
     @property
     def leases(self) -> int:
-        """Leases that were given here, before they are given back here or expire."""
+        """Number of leases that were given here, and neither given back here nor expired."""
         self._forget_expired()
         return len(self._leased)
 
@@ -174,7 +174,7 @@ class Lookups:
         while self._expiries and self._expiries[0][0] <= now_ms:
             self._leased.pop(heapq.heappop(self._expiries)[1], None)
 
-    async def lookup(self, question: Question) -> Found:
+    async def lookup(self, question: Question) -> LookupAnswer:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
         began_s = self._clock.monotonic_s()
         try:
@@ -182,7 +182,7 @@ class Lookups:
         finally:
             self._seconds.record(self._clock.monotonic_s() - began_s)
 
-    async def _lookup_longest(self, question: Question) -> Found:
+    async def _lookup_longest(self, question: Question) -> LookupAnswer:
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
@@ -196,7 +196,7 @@ class Lookups:
             await self._unpin(readable.keys, pin)
             raise
         nodes = addresses_of(readable.ranges, readable.live)
-        answer = Found(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
+        answer = LookupAnswer(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
         if pin is None or not matched:
             return answer
         lease = self._lease(pin, readable.keys, answer, question.scope)
@@ -204,7 +204,7 @@ class Lookups:
         self._note(lease)
         return replace(answer, lease=lease, token=self._signer.sign(lease))
 
-    async def _lookup_each(self, question: Question) -> Found:
+    async def _lookup_each(self, question: Question) -> LookupAnswer:
         """Look up unchained keys."""
         keys = question.keys.distinct()
         if question.lease_ttl_ms:
@@ -229,7 +229,7 @@ class Lookups:
         self._count(question.namespace, len(present), len(keys))
         index_us = (time.perf_counter_ns() - started) // 1000
         tenant = self._view.tenant(question.namespace)
-        return Found(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(present))
+        return LookupAnswer(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(present))
 
     async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""
@@ -267,7 +267,7 @@ class Lookups:
         now_ms = await self._clock.known_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
 
-    def _lease(self, pin: Pin, keys: ChunkKeys, match: Found, scope: bytes) -> Lease:
+    def _lease(self, pin: Pin, keys: ChunkKeys, match: LookupAnswer, scope: bytes) -> Lease:
         """Over all of `keys`, which are those that matched."""
         return Lease(
             lease_id=pin.lease_id,
@@ -291,7 +291,7 @@ class Lookups:
 
     def _advise(
         self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
-    ) -> Advice | None:
+    ) -> FetchAdvice | None:
         """Return advice; None unless it is requested, and without a profile or the scheduler's rate of the link."""
         if not (question.prompt_tokens and question.device and matched):
             return None

@@ -1,4 +1,4 @@
-"""Quotas of tenants: S3 objects and image records beyond it are refused.
+"""Quotas of tenants: S3 objects and image records beyond them are refused.
 
 A tenant is named by its access keys, and limited by the digest of its salt, as its chunks are.
 """

@@ -18,7 +18,7 @@ import redis.asyncio as redis
 from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, ChunkRecord, Drop, Listing, listing_number
 from quire.testing.contracts.index import chain
-from quire.testing.index import Entry, MemoryIndex
+from quire.testing.index import IndexEntry, MemoryIndex
 from quire_server.redis import PrefixIndex
 
 _BUCKET_CHUNKS = 4
@@ -144,7 +144,7 @@ async def _copy(index: PrefixIndex) -> MemoryIndex:
     records = list(_RECORDS.values())
     found = zip(records, await index.entries(records), strict=True)
     entries = {
-        record.key: Entry(record, generation, tuple(sorted(names)))
+        record.key: IndexEntry(record, generation, tuple(sorted(names)))
         for record, (generation, names) in found
         if generation
     }

@@ -10,7 +10,7 @@ from quire.client import ImageClient, QuireClient
 from quire.model.hashing import Namespace
 from quire.transport import OFF, data_plane
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT
 
@@ -39,7 +39,7 @@ async def two_tenants(
         async def tenant(name: str) -> Tenant:
             namespace = Namespace("m", "1", LAYOUT, keys.salt(name))
             tags = [replace(namespace, adapter=adapter).tag for adapter in adapters]
-            grants = tuple(Grant("quire", "quire-kv", f"{tag.hex()}/", Level.ADMIN) for tag in tags)
+            grants = tuple(AccessGrant("quire", "quire-kv", f"{tag.hex()}/", AccessLevel.ADMIN) for tag in tags)
             key = await keys.create(name, grants, rdma=True)
             secret = keys.secret(key)
             transport = None if shared_memory else data_plane(OFF)

@@ -28,7 +28,7 @@ from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT, fetch_all, random_payload, some_keys, store
 from tests.e2e.s3_signing import request
@@ -311,10 +311,10 @@ async def test_grants_are_of_one_namespace(cluster: LocalCluster) -> None:
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
     with pytest.raises(InvalidRequest, match="names no namespace"):
-        await keys.create("bob", (Grant("quire", "quire-kv", "", Level.READ),))
+        await keys.create("bob", (AccessGrant("quire", "quire-kv", "", AccessLevel.READ),))
     key = await keys.create("bob")
     with pytest.raises(InvalidRequest, match="names no namespace"):
-        await keys.grant(key.name, Grant("quire", "quire-kv", "0a", Level.READ))
+        await keys.grant(key.name, AccessGrant("quire", "quire-kv", "0a", AccessLevel.READ))
     await redis.aclose()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.client import Buffer, QuireClient, StoreSummary
 from quire.integrations.objects import PIECE_BYTES, Objects, Owner, layout_of
-from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
+from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTransfers
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
@@ -106,7 +106,7 @@ async def test_objects_larger_than_staging_memory_are_transferred(cluster: Local
     size, owner = 20 << 20, Owner(model="objects", version=os.urandom(4).hex())
     memory = np.random.default_rng(1).integers(0, 256, 2 * size, dtype=np.uint8)
     wanted, address = memory.copy(), memory.ctypes.data
-    parts = [Part(at, owner.place(b"%d" % at, size), address + at * size, size) for at in range(2)]
+    parts = [ObjectPart(at, owner.place(b"%d" % at, size), address + at * size, size) for at in range(2)]
     assert len(await asyncio.to_thread(transfers.client.run, transfers.store(parts))) == 2
     memory[:] = 0
     assert sorted(await asyncio.to_thread(transfers.client.run, transfers.load(parts))) == [0, 1]

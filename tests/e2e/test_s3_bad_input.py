@@ -15,7 +15,7 @@ import pytest
 from yarl import URL
 
 from quire_server.redis import AccessKeys, S3Buckets, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 
 from .s3_signing import presigned, request, signed
@@ -45,7 +45,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 await made.create("alice"),
                 await made.create("bob"),
                 await made.create("alice", read_only=True),
-                await made.create("guest", (Grant("alice", "shared", "in/", Level.WRITE),)),
+                await made.create("guest", (AccessGrant("alice", "shared", "in/", AccessLevel.WRITE),)),
             ]
             await redis.aclose()
             return [(key.name, made.secret(key)) for key in found]

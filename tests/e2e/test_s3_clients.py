@@ -32,7 +32,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 
@@ -93,7 +93,7 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
     """A key, and a KV chunk in the object tier."""
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("alice", (Grant("quire", "quire-kv", f"{SPACE.tag.hex()}/", Level.READ),))
+    made = await keys.create("alice", (AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.READ),))
     await redis.aclose()
     chunks = ChunkKeys(hashlib.sha256(b"a chunk").digest())
     async with QuireClient(cluster.gateway_address) as client:

@@ -22,7 +22,7 @@ from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
 from quire_gateway.s3.reserved import WHOLE_BODIES
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import Grant, Level
+from quire_server.redis.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 
 from .s3_signing import request
@@ -51,8 +51,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             with pytest.raises(InvalidRequest, match="Quire's own"):
                 await made.create("quire")
             grants = (
-                Grant("quire", "quire-kv", f"{SPACE.tag.hex()}/", Level.ADMIN),
-                Grant("quire", "quire-latents", "", Level.ADMIN),
+                AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.ADMIN),
+                AccessGrant("quire", "quire-latents", "", AccessLevel.ADMIN),
             )
             found = [await made.create("alice", grants, rdma=True), await made.create("mallory", grants)]
             await client.aclose()

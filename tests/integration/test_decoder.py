@@ -17,7 +17,7 @@ import torch
 from diffusers import AutoencoderTiny
 
 from quire.client.quarantine import may_be_in_use
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import (
     ChunkMissing,
@@ -140,7 +140,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
             encoder=ImagecodecsEncoder(),
             make_encoder_process=partial(EncodingProcess, 1 << 30, 60.0),
             read_picture=read_picture,
-            remote_memory=RemoteMemory(transport),
+            remote_memory=PeerTransfers(transport),
             owners=owners,
             clock=SystemClock(),
         )

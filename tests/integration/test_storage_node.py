@@ -30,7 +30,7 @@ from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
 from quire_storage.node import StorageNode
-from quire_storage.ports import AdmissionRequest, Grant, Ports
+from quire_storage.ports import AdmissionRequest, Ports, RateGrant
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
 ROOM = Shape(LAYOUT.num_layers, LAYOUT.slice_bytes).slot_bytes
@@ -109,11 +109,11 @@ class ScriptedIndex:
 class OpenValve:
     """A scheduler that grants whatever is asked."""
 
-    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
-        return Grant(request.delivery, 10**9, 1.0)
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
+        return RateGrant(request.delivery, 10**9, 1.0)
 
-    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
-        return [Grant(name, 10**9, 1.0) for name in layers_left]
+    async def renew(self, layers_left: dict[str, int]) -> list[RateGrant]:
+        return [RateGrant(name, 10**9, 1.0) for name in layers_left]
 
     async def finish(self, delivery: str) -> None: ...
     async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None: ...

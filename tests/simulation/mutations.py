@@ -15,9 +15,9 @@ from quire.model.errors import NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.model.transfers import IngestOrder
 from quire.testing.buckets import MemoryBuckets
-from quire.testing.index import Entry
+from quire.testing.index import IndexEntry
 from quire.transport.copying import CopyStream
-from quire_gateway.grpc.sessions import Session
+from quire_gateway.grpc.session import Session
 from quire_gateway.kv.transfers import KvTransfers
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
@@ -37,7 +37,7 @@ from quire_storage.core.residency.evictions import CopyEvictions
 from quire_storage.core.residency.pins import Pins
 from quire_storage.core.residency.uploads import Uploads
 from quire_storage.delivery.batches import Batches, Promotions
-from quire_storage.delivery.delivery import Delivery
+from quire_storage.delivery.delivery import NodeDelivery
 from quire_storage.ingest.stores import Stores
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.object_tier import ChunkObjects
@@ -125,7 +125,7 @@ MUTATIONS: dict[str, Mutation] = {
     "not-settled": Mutation(
         5,
         "a delivery says that it is quiesced while puts are in flight",
-        (edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
+        (edit(NodeDelivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
         ("stuck",),
         found_by="written to after it was returned",
         seed=8,
@@ -141,7 +141,7 @@ MUTATIONS: dict[str, Mutation] = {
     "hollow-leaves": Mutation(
         10,
         "an entry without holders stays, and pins its parents",
-        (lambda: setattr(Entry, "is_hollow", property(lambda entry: False)),),
+        (lambda: setattr(IndexEntry, "is_hollow", property(lambda entry: False)),),
         found_by="pins its parents",
         explored="stored again beside an eviction",
     ),
@@ -216,7 +216,7 @@ MUTATIONS: dict[str, Mutation] = {
     "answers-not-kept": Mutation(
         0,
         "a session that is taken up again goes on behind the answers that were on their way",
-        (edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
+        (edit(Session, "attach", "SessionStream(self._confirmed)", "SessionStream(self._number)"),),
         ("reset",),
         found_by="with nothing wrong but broken connections",
         seed=4,
@@ -245,7 +245,7 @@ MUTATIONS: dict[str, Mutation] = {
     "unsaid-lingering": Mutation(
         0,
         "a delivery that was not settled in time never says that it is (D10)",
-        (edit(Delivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
+        (edit(NodeDelivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
         tested="tests/unit/storage/test_lingering.py",
     ),
     "any-upload-counts": Mutation(
@@ -263,7 +263,7 @@ MUTATIONS: dict[str, Mutation] = {
     "announced-early": Mutation(
         0,
         "a layer is announced after its first batch",
-        (edit(Delivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
+        (edit(NodeDelivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
         found_by="was announced, and is not there",
         seed=8,
     ),

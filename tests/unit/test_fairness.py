@@ -22,7 +22,7 @@ from quire.transport.fair_threads import FairThreads
 from quire_server.core.shares import SharedBound
 from quire_server.shared_room import SharedRoom
 from quire_server.turns import FairTurns
-from quire_storage.delivery.fair_queue import FairQueue
+from quire_storage.delivery.fair_queue import WireQueue
 
 _PLACES: Final = 4
 _GREEDY, _ASKED, _WORK_S = 200, 100, 1.0
@@ -64,7 +64,7 @@ def _shares(loop: SimulatedLoop) -> Use:
 
 
 def _chunkwise(loop: SimulatedLoop) -> Use:
-    queue = FairQueue(_PLACES)
+    queue = WireQueue(_PLACES)
 
     async def use(tenant: str) -> None:
         leave = await queue.enter(tenant, 1.0, 1, longest_s=1e6)

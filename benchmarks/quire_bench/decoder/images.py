@@ -28,7 +28,7 @@ from quire_bench.papers.latentbox.simulator import (
     simulate_image_store,
 )
 from quire_bench.papers.latentbox.tiers import LruTier, SieveTier
-from quire_tools.plan.image_trace import PUBLISHED, Trace, generate, read_trace, statistics
+from quire_tools.plan.image_trace import PUBLISHED, ImageTrace, generate, read_trace, statistics
 from quire_tools.report import Report, Row
 
 SIZES: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.10)
@@ -47,7 +47,7 @@ _SWEEPS: Final = {
 }
 
 
-def _tuning(trace: Trace) -> Tuning:
+def _tuning(trace: ImageTrace) -> Tuning:
     """The paper's, with its window scaled: it has 2,070 windows of a million requests, we have a hundred."""
     return Tuning(window=max(1000, len(trace) // _WINDOWS), step=0.02)
 
@@ -56,7 +56,7 @@ def _fixed(tuning: Tuning) -> Tuning:
     return replace(tuning, adaptive=False)
 
 
-def run_sizes(trace: Trace, show_progress: bool = True) -> Report:
+def run_sizes(trace: ImageTrace, show_progress: bool = True) -> Report:
     """Mean latency over cache size, by cache (Table 6), LRU as in the paper and SIEVE."""
     report = Report(
         "images", {"name": "the better single-format cache, same trace", "unit": "mean latency, ms"}, tall=True
@@ -102,7 +102,7 @@ def run_sizes(trace: Trace, show_progress: bool = True) -> Report:
     return report
 
 
-def run_alphas(trace: Trace, cache_share: float) -> tuple[Report, dict[str, Result]]:
+def run_alphas(trace: ImageTrace, cache_share: float) -> tuple[Report, dict[str, Result]]:
     """Adaptive against fixed splits, on the trace and on one whose costs and popularity shift (Figure 9)."""
     report = Report("images", {"name": "the best fixed α, same trace", "unit": "mean latency, ms"}, tall=True)
     tuning, results = _tuning(trace), {}
@@ -129,13 +129,13 @@ def run_alphas(trace: Trace, cache_share: float) -> tuple[Report, dict[str, Resu
 
 
 def _in_phases(
-    trace: Trace, capacity: int, alpha: float, tuning: Tuning, costs: tuple[tuple[float, float], ...]
+    trace: ImageTrace, capacity: int, alpha: float, tuning: Tuning, costs: tuple[tuple[float, float], ...]
 ) -> tuple[float, Result]:
     """Mean latency over phases with costs of their own; Adaptive takes its α along."""
     bounds = np.linspace(0, len(trace), len(costs) + 1).astype(int)
     total, last = 0.0, None
     for (decode_s, fetch_s), start, stop in zip(costs, bounds, bounds[1:], strict=False):
-        part = Trace(trace.times[start:stop], trace.objects[start:stop], trace.image_bytes, trace.latent_bytes)
+        part = ImageTrace(trace.times[start:stop], trace.objects[start:stop], trace.image_bytes, trace.latent_bytes)
         last = simulate(part, capacity, alpha, tuning, decode_s=decode_s, fetch_s=fetch_s)
         total += last.mean_ms * len(part)
         if last.windows:
@@ -144,7 +144,7 @@ def _in_phases(
     return total / len(trace), last
 
 
-def run_sensitivity(trace: Trace, cache_share: float) -> Report:
+def run_sensitivity(trace: ImageTrace, cache_share: float) -> Report:
     """Δ, W, τ and h, each alone (Figure 11)."""
     report = Report("images", {"name": "the best value of that parameter", "unit": "mean latency, ms"}, tall=True)
     base, capacity = _tuning(trace), int(trace.working_set_bytes * cache_share)
@@ -167,7 +167,7 @@ def run_sensitivity(trace: Trace, cache_share: float) -> Report:
     return report
 
 
-def show_trace(trace: Trace) -> None:
+def show_trace(trace: ImageTrace) -> None:
     """How close a trace is to LatentBox's published statistics."""
     from rich.table import Table
 
@@ -249,12 +249,12 @@ def command(
                 _simulated(accesses, chosen_parts, cache_share or 0.01, seed, files, alone=part != "all")
 
 
-def _accesses(trace: Path | None, images: int, seed: int) -> Trace:
+def _accesses(trace: Path | None, images: int, seed: int) -> ImageTrace:
     return read_trace(trace) if trace is not None else generate(images, seed)
 
 
 def _simulated(
-    accesses: Trace,
+    accesses: ImageTrace,
     parts: list[str],
     cache_share: float,
     seed: int,
@@ -278,7 +278,7 @@ def _simulated(
 
 
 def _run(
-    accesses: Trace, part: str, cache_share: float, seed: int, step: Callable[[int], object]
+    accesses: ImageTrace, part: str, cache_share: float, seed: int, step: Callable[[int], object]
 ) -> tuple[Report | None, Callable[[Path], None] | None]:
     """A part's report, and what draws it."""
     if part == "alphas":

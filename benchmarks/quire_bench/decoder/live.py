@@ -23,7 +23,7 @@ from quire.wire.credentials import Caller
 from quire_bench.decoder.image_store.server import put_png
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
-from quire_tools.plan.image_trace import Trace
+from quire_tools.plan.image_trace import ImageTrace
 from quire_tools.report import Report, Row
 
 FETCH_MS: Final = 140.0
@@ -68,7 +68,7 @@ class Outcome:
         self.stages.setdefault(source, Counter()).update(stages_us)
 
 
-def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Report:
+def run(trace: ImageTrace, settings: LiveSettings, show_progress: bool = True) -> Report:
     """Store, then replay, set-up by set-up. Raises `InvalidRequest` for a set-up that there is not."""
     setups = settings.setups or tuple(SETUPS)
     if unknown := set(setups) - set(SETUPS):

@@ -23,7 +23,7 @@ from quire.client import ImageClient, QuireClient
 from quire_bench.papers.latentbox.serving import Found, Serving, paper_setups, timed
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
-from quire_tools.plan.image_trace import Trace
+from quire_tools.plan.image_trace import ImageTrace
 from quire_tools.report import Report, Row
 
 DECODE_MS: Final = 120.0
@@ -47,7 +47,7 @@ class _Run:
     decode_s: float
 
 
-def run(trace: Trace, requests: int, seed: int, show_progress: bool = True) -> Report:
+def run(trace: ImageTrace, requests: int, seed: int, show_progress: bool = True) -> Report:
     """Images as popular as the trace's most popular ones, in any order; no cache has images or renditions."""
     views, rng = np.sort(np.bincount(trace.objects))[::-1][:_IMAGES], np.random.default_rng(seed)
     wanted = rng.choice(len(views), requests, p=views / views.sum()).tolist()
@@ -116,7 +116,7 @@ async def _replay(gateway: str, wanted: list[int], gaps: Any, times: list[float]
 def _simulated(run: _Run, wanted: list[int], theta: float) -> list[float]:
     """Seconds of each request."""
     one = np.ones(_IMAGES, np.int64)
-    trace = Trace(np.array(run.times), np.array(wanted), one, one)
+    trace = ImageTrace(np.array(run.times), np.array(wanted), one, one)
     serving = Serving(
         nodes=2,
         window=len(wanted),

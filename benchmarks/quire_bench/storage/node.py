@@ -31,7 +31,7 @@ from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, Geometry, Superblock, pack_superblock
+from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slots import Shape
 from quire_tools.local import LocalCluster
@@ -235,7 +235,7 @@ def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:
     folder.mkdir(parents=True)
     per_slab = _SLAB_BYTES // _SHAPE.slot_bytes
     slabs = -(-5 * chunks // (4 * per_slab)) + 64  # far below the watermark
-    geometry = Geometry(_SLAB_BYTES, slabs, -(-slabs * per_slab * 512 // PAGE_BYTES))
+    geometry = DriveGeometry(_SLAB_BYTES, slabs, -(-slabs * per_slab * 512 // PAGE_BYTES))
     image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
     pool_map = PoolMap([geometry], [image], 1 << 40)
     sums = np.full(_SHAPE.num_layers, isal_zlib.crc32(bytes(_SHAPE.slice_bytes)), dtype=np.uint32)

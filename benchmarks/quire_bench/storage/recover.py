@@ -19,7 +19,7 @@ from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, Geometry, Superblock, pack_superblock
+from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
@@ -59,7 +59,7 @@ def run(slots: int, folder: Path) -> Report:
 def _write_headers(folder: Path, slots: int) -> int:
     """A pool whose data region is a hole, with a sound header for each slot; bytes of headers."""
     per_slab = _SLAB_BYTES // _SHAPE.slot_bytes
-    geometry = Geometry(_SLAB_BYTES, -(-slots // per_slab), -(-slots * 512 // PAGE_BYTES))
+    geometry = DriveGeometry(_SLAB_BYTES, -(-slots // per_slab), -(-slots * 512 // PAGE_BYTES))
     image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
     pool_map = PoolMap([geometry], [image], 1 << 40)
     sums = np.zeros(_SHAPE.num_layers, dtype=np.uint32)

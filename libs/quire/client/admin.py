@@ -57,11 +57,11 @@ class AdminClient:
     ) -> NamespacePolicy:
         """Set a namespace's time to live in seconds and its quota in bytes; 0: no limit, None: unchanged.
 
-        Returns the policy that is now in force.
+        Returns the response that is now in force.
         """
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
-        policy = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
-        return policy_from(policy.policy)
+        response = await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
+        return policy_from(response.policy)
 
     async def set_tenant(
         self,

@@ -236,7 +236,7 @@ class Delivery:
             self._quiescence.only(touching)
 
     def _end_unplaced(self, turned_down: bool) -> None:
-        """Assume that nodes write: the gateway's message that names them may be lost."""
+        """End the loan: at once if turned down, else when no node can be writing."""
         if turned_down:
             self._end_loan()
         else:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from quire.client.buffers import Buffer
 from quire.client.route_check import NO_WAY
-from quire.model.address_proof import HALF_BYTES, Step
+from quire.model.address_proof import HALF_BYTES, ProofStep
 from quire.model.errors import (
     AddressUnproven,
     InvalidRequest,
@@ -134,9 +134,9 @@ class OwnAddress:
             return 2 * _UNASKED_S, _UNASKED_S  # a gateway of the release before
         if not answer.challenge:
             return 2 * _UNASKED_S, _UNASKED_S
-        for step in Step:
+        for step in ProofStep:
             half = await self._halves.get()
-            nonce = half if step is Step.MESSAGE else bytes(view[:HALF_BYTES]) + half
+            nonce = half if step is ProofStep.MESSAGE else bytes(view[:HALF_BYTES]) + half
             answer = await self._ask(pb.ProveAddressRequest(target=target, challenge=answer.challenge, nonce=nonce))
         self._transport.proof = answer.proof
         return answer.good_ms / 1000, answer.good_ms / 2000

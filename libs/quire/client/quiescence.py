@@ -35,7 +35,7 @@ def unheard_s(transfer_s: float) -> float:
 
 
 def when_unheard(transfer_s: float, then: Callable[[], None]) -> None:
-    """Call `then` once silent nodes cannot be using a transfer, which they may without a message."""
+    """Call `then` once no silent node can be using the transfer's memory."""
     asyncio.get_running_loop().call_later(unheard_s(transfer_s), then)
 
 

@@ -15,7 +15,7 @@ from quire.transport import Transport
 _TIMEOUT_S: Final = 10.0
 
 
-class RemoteMemory:
+class PeerTransfers:
     """Pushes and pulls; lends memory for a peer to read or write."""
 
     def __init__(self, transport: Transport) -> None:

@@ -34,7 +34,7 @@ async def retrieved(
     read: Callable[[pb.LookupResponse], Lookup],
     lookup: asyncio.Future[Lookup],
 ) -> AsyncGenerator[pb.FetchResponse | pb.SessionStopped, None]:
-    """The gateway's answers as those to a fetch. The first one says which nodes deliver; `found` is then known."""
+    """Yield the gateway's answers as those to a fetch. After the first one, which names the nodes, `lookup` is done."""
     async with contextlib.aclosing(answers):
         async for answer in answers:
             if isinstance(answer, pb.SessionStopped):

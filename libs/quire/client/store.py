@@ -139,7 +139,7 @@ class StoreSession:
 
     @property
     def buffer(self) -> Buffer:
-        """Ranges of the chunks on storage nodes."""
+        """Buffer that the chunks are stored from."""
         return self._buffer
 
     def on_message(self, message: Message) -> None:

@@ -28,7 +28,7 @@ from lmcache.v1.memory_management import MemoryObj
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import Owner, Place, address_of, memory_at
 from quire.integrations.settings import read_settings
-from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
+from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTransfers
 from quire.model.errors import QuireError
 from quire.telemetry import logger
 
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmcacheSettings(ObjectSettings):
-    """Check the values. Raises `ConfigInvalid`, naming the setting."""
+    """Settings of `QuireL2Adapter`; an invalid value raises `ConfigInvalid`, naming the setting."""
 
     def __post_init__(self) -> None:
         self.check(_FLAG)
@@ -230,15 +230,15 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """How large it may be: as objects of its group were, the last one first, or as LMCache lays it out."""
         sizes = list(reversed(self._sizes.get((key.model_name, key.object_group_id), {})))
         desc = descs.get(key.object_group_id)
-        size_list = sum(
+        laid_out_bytes = sum(
             shape.numel() * dtype.itemsize for shape, dtype in zip(desc.shapes, desc.dtypes, strict=True)
         ) if desc is not None else 0  # fmt: skip
-        return sizes if not size_list or size_list in sizes else [*sizes, size_list]
+        return sizes if not laid_out_bytes or laid_out_bytes in sizes else [*sizes, laid_out_bytes]
 
-    def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[Part]:
+    def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[ObjectPart]:
         parts = []
         for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
             address, size = address_of(memory.byte_array)
             self._learn(key, size)
-            parts.append(Part(at, self._place(key, size), address, size))
+            parts.append(ObjectPart(at, self._place(key, size), address, size))
         return parts

@@ -52,7 +52,7 @@ def layout_of(size: int) -> tuple[KvLayout, int]:
 
 @lru_cache(maxsize=256)
 def plain_layout(num_layers: int, slice_bytes: int) -> KvLayout | None:
-    """Return the layout of chunks whose slices are plain bytes, as many in each layer.
+    """Return the layout of chunks whose slices are plain bytes, of equal length in each layer.
 
     None for a length that no layout has.
     """
@@ -180,7 +180,7 @@ class Objects:
 
 
 def _groups(places: Sequence[Place]) -> list[list[int]]:
-    """Group the pieces that one request can name: chunks of one namespace, unchained; each larger object alone."""
+    """Group the objects that one request can name: those of one piece, by namespace; each larger one alone."""
     groups: dict[object, list[int]] = {}
     for at, place in enumerate(places):
         groups.setdefault(place.namespace if len(place.keys) == 1 else at, []).append(at)

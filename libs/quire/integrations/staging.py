@@ -84,14 +84,14 @@ async def staged(
 ) -> Arrived | None:
     """Take the bytes that `arrive` brings into staging memory; None if they do not arrive in time.
 
-    `arrive` ends when every node has stopped writing to the memory; the pool is without it before. Raises its errors.
+    `arrive` ends when every node has stopped writing to the memory; until then the pool lacks it. Raises its errors.
     """
-    part, fresh = await pool.take_soon(length, timeout_s), True
+    part, awaited = await pool.take_soon(length, timeout_s), True
 
     async def run() -> Arrived:
         try:
             arrived = await arrive(part)
-            if fresh:
+            if awaited:
                 take(part, arrived)
             return arrived
         finally:
@@ -99,7 +99,7 @@ async def staged(
 
     running = _beside(run())
     done, _ = await asyncio.wait([running], timeout=timeout_s)
-    fresh = False
+    awaited = False
     return running.result() if done else None
 
 

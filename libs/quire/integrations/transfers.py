@@ -57,7 +57,7 @@ class ObjectSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ObjectPart:
     """The `at`-th object of a task: where it is in Quire, and in this process's memory."""
 
     at: int
@@ -89,7 +89,7 @@ class ObjectTransfers:
         """Stop every transfer; nothing touches the engine's memory afterwards."""
         self.client.close()
 
-    async def load(self, parts: Sequence[Part]) -> list[int]:
+    async def load(self, parts: Sequence[ObjectPart]) -> list[int]:
         """Return which parts arrived. A failure is a miss; no node writes to the engine's memory afterwards."""
         own = [part for part in parts if self._offset(part) is not None and self._settings.zero_copy]
         taken = {part.at for part in own}
@@ -106,7 +106,7 @@ class ObjectTransfers:
                 loaded += end
         return loaded
 
-    async def store(self, parts: Sequence[Part]) -> list[Part]:
+    async def store(self, parts: Sequence[ObjectPart]) -> list[ObjectPart]:
         """Return the parts that were stored. No node reads the engine's memory afterwards."""
         runs, rest = self._runs(parts) if self._settings.zero_copy else ([], list(parts))
         works = [self._store_own(run) for run in runs] + [self._store_staged(batch) for batch in self._batches(rest)]
@@ -119,21 +119,21 @@ class ObjectTransfers:
 
     # ----
 
-    def _offset(self, part: Part) -> int | None:
+    def _offset(self, part: ObjectPart) -> int | None:
         """Return the offset in the engine's registered memory."""
         if self._arena is None:
             return None
         start = part.address - self._arena.target().address
         return start if 0 <= start <= self._arena.length - part.size else None
 
-    async def _load_own(self, parts: Sequence[Part]) -> list[int]:
+    async def _load_own(self, parts: Sequence[ObjectPart]) -> list[int]:
         """Straight into the engine's memory."""
         assert self._arena is not None, "they lie in it"
         offsets = [self._offset(part) or 0 for part in parts]
         arrived = await self.objects.get([part.place for part in parts], self._arena, offsets)
         return [part.at for part, is_present in zip(parts, arrived, strict=True) if is_present]
 
-    async def _load_staged(self, parts: Sequence[Part]) -> list[int]:
+    async def _load_staged(self, parts: Sequence[ObjectPart]) -> list[int]:
         """A silent node is waited for by the staging memory, not by the engine."""
         offsets = [0, *accumulate(part.size for part in parts)]
 
@@ -148,14 +148,14 @@ class ObjectTransfers:
         arrived = await staged(self._pool, offsets[-1], self._settings.timeout_s, arrive, take)
         return [part.at for part, is_present in zip(parts, arrived or (), strict=False) if is_present]
 
-    async def _store_own(self, parts: Sequence[Part]) -> Sequence[Part]:
+    async def _store_own(self, parts: Sequence[ObjectPart]) -> Sequence[ObjectPart]:
         """Out of the engine's memory, where they follow each other."""
         assert self._arena is not None, "they lie in it"
         source = self._arena.part(self._offset(parts[0]) or 0, sum(part.size for part in parts))
         await self.objects.put([part.place for part in parts], source)
         return parts
 
-    async def _store_staged(self, parts: Sequence[Part]) -> Sequence[Part]:
+    async def _store_staged(self, parts: Sequence[ObjectPart]) -> Sequence[ObjectPart]:
         """A silent node is waited for by the staging memory, as for loads."""
 
         async def put(memory: Buffer) -> bool:
@@ -169,9 +169,9 @@ class ObjectTransfers:
             raise DeadlineExceeded(f"not stored within {timeout_s:g} s")
         return parts
 
-    def _batches(self, parts: Sequence[Part]) -> list[list[Part]]:
+    def _batches(self, parts: Sequence[ObjectPart]) -> list[list[ObjectPart]]:
         """Divide the parts into batches of one size, each of a share of the staging memory at most."""
-        batches: list[list[Part]] = []
+        batches: list[list[ObjectPart]] = []
         self._grow(max((part.size for part in parts), default=0))
         limit = self._staging_bytes // _AT_ONCE
         for member in sorted(parts, key=lambda part: part.size):
@@ -186,9 +186,9 @@ class ObjectTransfers:
             self._staging_bytes = 1 << (_AT_ONCE * size - 1).bit_length()
             self._pool = StagingPool(self.client.asynchronous.allocate(self._staging_bytes))
 
-    def _runs(self, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Part]]:
+    def _runs(self, parts: Sequence[ObjectPart]) -> tuple[list[list[ObjectPart]], list[ObjectPart]]:
         """Return runs of one size that are adjacent in the engine's memory, if worth a request; and the rest."""
-        runs: list[list[Part]] = []
+        runs: list[list[ObjectPart]] = []
         for item in sorted(
             (member for member in parts if self._offset(member) is not None), key=lambda part: part.address
         ):

@@ -310,7 +310,7 @@ class _Run:
             logger().warning("a cancelled store has not ended; its buffer is not used again", error=str(error))
 
     def salvage(self) -> int:
-        """Return the chunks of a failed delivery, from the first on, that arrived whole, once no node writes."""
+        """Return how many chunks of a failed delivery, from the first on, arrived whole, once no node writes."""
         if self._delivery is None:
             return 0
         try:

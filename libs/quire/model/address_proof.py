@@ -25,7 +25,7 @@ _MAC_BYTES: Final = 32
 _PROOF: Final = "proof"
 
 
-class Step(Enum):
+class ProofStep(Enum):
     """How a nonce is sent: as a message; or one half into the client's memory and the other as a message behind it."""
 
     MESSAGE = "message"
@@ -34,7 +34,7 @@ class Step(Enum):
     @property
     def nonce_bytes(self) -> int:
         """Length of the nonce."""
-        return HALF_BYTES if self is Step.MESSAGE else 2 * HALF_BYTES
+        return HALF_BYTES if self is ProofStep.MESSAGE else 2 * HALF_BYTES
 
 
 class AddressProofs:
@@ -48,11 +48,11 @@ class AddressProofs:
         """`secrets`: the cluster's, the first of which signs."""
         self._secrets = secrets
 
-    def challenge(self, step: Step, tenant: str, address: bytes, nonce: bytes, expires_ms: int) -> bytes:
+    def challenge(self, step: ProofStep, tenant: str, address: bytes, nonce: bytes, expires_ms: int) -> bytes:
         """Return the challenge that the client returns with the nonce, before `expires_ms`."""
         return self._sign([step.value, tenant, _digest(address), _digest(nonce), expires_ms])
 
-    def answered(self, challenge: bytes, tenant: str, address: bytes, nonce: bytes, now_ms: int) -> Step:
+    def answered(self, challenge: bytes, tenant: str, address: bytes, nonce: bytes, now_ms: int) -> ProofStep:
         """Return the step that the nonce completes.
 
         Raises:
@@ -61,7 +61,7 @@ class AddressProofs:
         step, *claims = self._open(challenge, now_ms) or [""]
         if claims != [tenant, _digest(address), _digest(nonce)]:
             raise AddressUnproven("this nonce was not sent to that address", field="nonce")
-        return Step(step)
+        return ProofStep(step)
 
     def proof(self, tenant: str, address: bytes, expires_ms: int) -> bytes:
         """Return the proof that the client adds to each target at this address, before `expires_ms`."""

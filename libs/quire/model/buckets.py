@@ -82,7 +82,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class MultipartUpload:
     """A multipart upload that is under way."""
 
     key: str
@@ -93,7 +93,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UploadPart:
     """One part of an upload."""
 
     number: int

@@ -88,7 +88,7 @@ class Namespace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Namespace:
-        """The inverse of `to_json`. Raises `InvalidRequest`, naming the field."""
+        """The inverse of `to_json`. Raises `InvalidRequest`, with the reason."""
         try:
             record = json.loads(text)
             numbers = [record[name] for name in ("num_layers", "chunk_tokens", "kv_heads", "head_dim")]

@@ -79,7 +79,7 @@ class ImageEntry:
 
     @property
     def version(self) -> str:
-        """ETag of the served image: it differs with the record and with the provenance."""
+        """Version of the served image: it differs with the record and with the provenance."""
         if not self.provenance:
             return self.record_sha256.hex()[:16]
         return hashlib.sha256(self.record_sha256 + self.provenance.encode()).hexdigest()[:16]
@@ -295,7 +295,7 @@ def record_keys(name: bytes) -> ChunkKeys:
 
 
 def record_namespace(record_bytes: int) -> Namespace:
-    """Return the layout for records of about that length: one per quarter of an octave, for few shapes."""
+    """Return the namespace for records of about that length: one layout per quarter of an octave."""
     units = max(1, -(-record_bytes // _UNIT_BYTES))
     if units > 4:
         step = 1 << max(0, (units - 1).bit_length() - 3)

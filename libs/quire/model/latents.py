@@ -129,7 +129,7 @@ class LatentInfo:
         self._check_types()
 
     def _check_types(self) -> None:
-        """Parse a header: a record comes from anywhere, and its fields may be of any type."""
+        """Check the types of the fields: a record comes from anywhere, and they may be of any type."""
         texts = {
             "vae.repository": self.vae.repository,
             "vae.revision": self.vae.revision,
@@ -153,7 +153,7 @@ class LatentInfo:
 
 
 def _is_finite(value: object) -> bool:
-    """Return the values as float32, which a decoder computes with."""
+    """Return whether a value is a finite number as float32, which a decoder computes with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _FLOAT32_MAX
 
 

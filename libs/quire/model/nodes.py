@@ -114,7 +114,7 @@ class RunningDelivery:
 
     @property
     def short_id(self) -> str:
-        """Text for people."""
+        """Short form of the id, for people."""
         return self.delivery_id.hex()[:8]
 
 

@@ -76,7 +76,7 @@ class ComputeProfile:
         return self.prefill_s(input_tokens, prefix_tokens) / self.num_layers
 
     def save(self, file: Path) -> None:
-        """Return it as JSON."""
+        """Write it as JSON."""
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @cached_property
@@ -122,7 +122,7 @@ def ttft_s(layer_transfer_s: npt.ArrayLike, window_s: npt.ArrayLike, num_layers:
 
 
 def load_profile(file: Path) -> ComputeProfile:
-    """Parse a profile. Raises `InvalidRequest`, naming the field."""
+    """Parse a profile. Raises `InvalidRequest`, with the reason."""
     try:
         record: dict[str, Any] = json.loads(file.read_text())
         samples = tuple(Sample(**sample) for sample in record.pop("samples"))

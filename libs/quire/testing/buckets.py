@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.model import buckets as rules
-from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
+from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
 from quire.model.policy import ENTRY_BYTES
 
 _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
@@ -25,8 +25,8 @@ class _Bucket:
     keys: set[str] = field(default_factory=set)
     garbage: dict[str, int] = field(default_factory=dict)
     waste: dict[str, int] = field(default_factory=dict)
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    parts: dict[str, dict[int, Part]] = field(default_factory=dict)
+    uploads: dict[str, MultipartUpload] = field(default_factory=dict)
+    parts: dict[str, dict[int, UploadPart]] = field(default_factory=dict)
     completed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def discard(self, blobs: Sequence[Blob], at_ms: int) -> None:
@@ -181,22 +181,22 @@ class MemoryBuckets:
 
     # ---- multipart uploads
 
-    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+    async def start_upload(self, tenant: str, bucket: str, upload: MultipartUpload) -> bool:
         state = self._of(tenant, bucket)
         if state.there:
             state.uploads[upload.upload_id] = upload
         return state.there
 
-    async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
+    async def upload(self, tenant: str, bucket: str, upload_id: str) -> MultipartUpload | None:
         return self._of(tenant, bucket).uploads.get(upload_id)
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
         return [upload.upload_id for upload in await self.uploads(tenant, bucket) if upload.started_s < before_s]
 
-    async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
+    async def uploads(self, tenant: str, bucket: str) -> list[MultipartUpload]:
         return sorted(self._of(tenant, bucket).uploads.values(), key=lambda upload: (upload.key, upload.started_s))
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: UploadPart, now_ms: int) -> CommitOutcome:
         state = self._of(tenant, bucket)
         if upload_id not in state.uploads:
             return CommitOutcome.NO_UPLOAD
@@ -209,7 +209,7 @@ class MemoryBuckets:
             state.discard(previous.blobs, now_ms + rules.GRACE_MS)
         return CommitOutcome.COMMITTED
 
-    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, UploadPart]:
         return dict(self._of(tenant, bucket).parts.get(upload_id, {}))
 
     async def complete(
@@ -218,7 +218,7 @@ class MemoryBuckets:
         bucket: str,
         upload_id: str,
         entry: StoredObject,
-        parts: Sequence[Part],
+        parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
     ) -> CommitOutcome:

@@ -27,7 +27,7 @@ from quire.model.keys import ChunkKeys
 
 
 @dataclass(slots=True)
-class Entry:
+class IndexEntry:
     """An indexed chunk. `children`: how many indexed chunks extend it."""
 
     record: ChunkRecord
@@ -48,7 +48,7 @@ class IndexState:
     `objects`: objects that no entry lists, by key: when to delete them, or, claimed, until when that runs.
     """
 
-    entries: dict[bytes, Entry] = field(default_factory=dict)
+    entries: dict[bytes, IndexEntry] = field(default_factory=dict)
     pins: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     objects: dict[bytes, tuple[bool, int, bytes]] = field(default_factory=dict)
     dropped: dict[str, dict[bytes, Drop]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class MemoryIndex:
                 return 0
             del self.state.objects[chunk.key]
         if entry is None:
-            entry = self.state.entries[chunk.key] = Entry(chunk, fresh)
+            entry = self.state.entries[chunk.key] = IndexEntry(chunk, fresh)
             if chunk.parent:
                 self.state.entries[chunk.parent].children += 1
         if node_id not in entry.nodes:
@@ -169,9 +169,9 @@ class MemoryIndex:
                 self._remove(entry)
         return Evicted(tuple(removed), tuple(absent))
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: IndexEntry) -> None:
         """And the chunks before it, as far as only it kept them."""
-        going: Entry | None = entry
+        going: IndexEntry | None = entry
         while going is not None:
             del self.state.entries[going.record.key]
             parent = self.state.entries.get(going.record.parent)

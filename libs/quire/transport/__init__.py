@@ -65,7 +65,7 @@ def data_plane_of_environment() -> AutoTransport:
 def users(text: str) -> list[int]:
     """Numbers, separated by commas. Raises `ConfigInvalid`."""
     try:
-        return [int(pid) for pid in text.split(",") if pid.strip()]
+        return [int(uid) for uid in text.split(",") if uid.strip()]
     except ValueError:
         raise ConfigInvalid(f"{text!r} are no numbers of users", field="QUIRE_SHARED_MEMORY_UIDS") from None
 

@@ -128,7 +128,7 @@ class AutoTransport:
         self.why_not = why
 
     def count_unshared(self, change: int) -> None:
-        """Key of a region for a peer that can write by UCX alone."""
+        """Change the count of regions here that a peer can write to by UCX alone."""
         self._unshared += change
 
 
@@ -225,8 +225,8 @@ class AutoPeer:
         ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
         if self._shared is not None and shared_key:
             try:
-                ucx_target = RdmaTarget(target.worker_address, target.address, target.length, shared_key)
-                opened = _Remote(await self._shared.remote(ucx_target), True)
+                by_shared = RdmaTarget(target.worker_address, target.address, target.length, shared_key)
+                opened = _Remote(await self._shared.remote(by_shared), True)
                 self._transport.chosen["shared_memory"] += 1
                 return opened
             except (PeerLost, TargetInvalid) as error:
@@ -235,8 +235,8 @@ class AutoPeer:
         elif self._shared is not None:
             self._transport.missed("the memory was not allocated by Quire")
         peer = self._by_ucx()
-        ucx_target = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
-        opened = _Remote(await peer.remote(ucx_target), False)
+        by_ucx = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
+        opened = _Remote(await peer.remote(by_ucx), False)
         self._in_use = True
         self._transport.chosen["ucx"] += 1
         return opened
@@ -341,7 +341,7 @@ def ucx_target(target: RdmaTarget) -> RdmaTarget:
 
 
 def _parted(pair: bytes, field: str) -> tuple[bytes, bytes]:
-    """Split a key for UCX and for shared memory. Raises `TargetInvalid`."""
+    """Split an address or a key: for UCX and for shared memory. Raises `TargetInvalid`."""
     if len(pair) > _FRAME.size:
         magic, length = _FRAME.unpack_from(pair)
         rest = pair[_FRAME.size :]

@@ -24,7 +24,7 @@ class Hearer(Protocol):
     """Receiver of a stream's messages."""
 
     def check(self) -> None:
-        """Send a message. Raises `PeerLost`."""
+        """Raise `PeerLost` if the receiver is lost."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -172,7 +172,7 @@ def wait_in_thread(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
 
 
 async def to_its_end(copying: asyncio.Future[Result]) -> Result:
-    """Wait for a thread that copies, even when cancelled: the memory is in use for as long."""
+    """Wait for a thread that copies, even when cancelled: the memory is in use until it ends."""
     try:
         return await asyncio.shield(copying)
     except asyncio.CancelledError:

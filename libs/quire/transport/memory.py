@@ -134,7 +134,7 @@ class MemoryPeer:
         return lambda: watchers.remove(callback) if callback in watchers else None
 
     def memory(self, remote: Remote) -> None:
-        """Copy it as a wire would."""
+        """Return None: bytes are copied, as by a wire."""
 
     async def remote(self, target: RdmaTarget) -> Remote:
         region = MemoryRegion.by_key.get(target.remote_key)

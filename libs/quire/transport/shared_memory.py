@@ -408,7 +408,7 @@ def _populate(view: Bytes) -> None:
 
 
 def _bytes_of(buffer: Any) -> Bytes:
-    """Return the address of anything contiguous: arrays, mappings, tensors of any type of the CPU's memory."""
+    """Return the bytes of anything contiguous: arrays, mappings, tensors of any type of the CPU's memory."""
     if hasattr(buffer, "data_ptr"):
         memory = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.data_ptr())
         return np.frombuffer(memory, dtype=np.uint8)
@@ -420,7 +420,7 @@ def _framed(frame: struct.Struct, magic: bytes, name: bytes) -> bytes:
 
 
 def _unframed(frame: struct.Struct, magic: bytes, framed: bytes, field: str) -> bytes:
-    """Unpack a key. Raises `TargetInvalid`."""
+    """Unpack an address or a key. Raises `TargetInvalid`."""
     if len(framed) == frame.size:
         frame_magic, name, crc = frame.unpack(framed)
         if frame_magic == magic and crc == zlib.crc32(name):

@@ -25,7 +25,7 @@ _FRAME_MAGIC: Final = b"QW1"
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Pyucx's errors in Quire's words."""
+    """Raise errors of pyucx as errors of Quire."""
     try:
         yield
     except pyucx.UcxError as error:
@@ -116,7 +116,7 @@ def _framed(address: bytes) -> bytes:
 
 
 def _unframed(framed: bytes) -> bytes:
-    """Unpack a key. Raises `TargetInvalid` for bytes that `_framed` has not made."""
+    """Unpack an address. Raises `TargetInvalid` for bytes that `_framed` has not made."""
     if len(framed) > _FRAME.size:
         magic, major, minor, crc = _FRAME.unpack_from(framed)
         address = framed[_FRAME.size :]

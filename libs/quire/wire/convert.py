@@ -215,7 +215,7 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
 
 
 def role_from(value: pb.Role) -> Role:
-    """Convert a node. Raises `InvalidRequest`."""
+    """Convert a role. Raises `InvalidRequest`."""
     if value not in _ROLES:
         raise InvalidRequest("not set, or unknown", field="role")
     return _ROLES[value]
@@ -370,7 +370,7 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
 
 
 def durability_from(value: pb.Durability) -> Durability:
-    """Convert a location. Raises `InvalidRequest`."""
+    """Convert a durability. Raises `InvalidRequest`."""
     if value not in _DURABILITY:
         raise InvalidRequest("not set, or unknown", field="durability")
     return _DURABILITY[value]

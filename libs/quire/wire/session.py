@@ -114,7 +114,7 @@ class _NotHeard(Exception):
 
 
 class _Answers:
-    """Yield the answers of one request, as they arrive."""
+    """Answers of one request, as they arrive."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
 
 
 def status_of(error: errors.QuireError) -> grpc.StatusCode:
-    """GRPC status of an error, by its nearest listed ancestor."""
+    """Return the gRPC status of an error, by its nearest listed ancestor."""
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), grpc.StatusCode.INTERNAL)
 
 

@@ -21,7 +21,7 @@ _LOOK_S: Final = 1.0
 
 
 def name_of(holder: str) -> str:
-    """Names in the certificate of a service, or of an operator, besides the members' name."""
+    """Name in the certificate of a service, or of an operator, besides the members' name."""
     return f"{holder}.{MEMBER_NAME}"
 
 
@@ -119,27 +119,27 @@ class RotatingChannel:
         return self._made[-1]
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        """Call by the channel that is current."""
+        """Return a method that calls by the channel that is current then."""
         return self._method("unary_unary", arguments, options)
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Call by the channel that is current."""
+        """Return a method that calls by the channel that is current then."""
         return self._method("unary_stream", arguments, options)
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        """Call by the channel that is current."""
+        """Return a method that calls by the channel that is current then."""
         return self._method("stream_stream", arguments, options)
 
     def get_state(self, try_to_connect: bool = False) -> Any:
-        """See the current channel."""
+        """Return the state of the current channel."""
         return self.now().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last: Any) -> None:
-        """See the current channel."""
+        """Wait until the state of the current channel is another than `last`."""
         await self.now().wait_for_state_change(last)
 
     async def close(self) -> None:
-        """Close the current channel."""
+        """Close all channels, the replaced ones too."""
         for channel in self._made:
             await channel.close()
 

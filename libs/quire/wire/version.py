@@ -14,7 +14,7 @@ SPOKEN: Final = ((HEADER, f"{PROTOCOL_OLDEST}-{PROTOCOL_VERSION}"),)
 
 
 def understood(newest: int) -> bool:
-    """Check a caller, which understands this side: whether this side understands it."""
+    """Return whether this side understands a caller, which understands this side."""
     return newest >= PROTOCOL_OLDEST
 
 

@@ -14,7 +14,7 @@ _CANDIDATES_MAX: Final = 257
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class FetchAdvice:
     """Take `chunks` of those that matched. Predicted seconds to the first token then, with all, and with none."""
 
     chunks: int
@@ -27,7 +27,7 @@ class Advice:
 
 def advise(
     profile: ComputeProfile, layout: KvLayout, prompt_tokens: int, matched: int, rate_bytes_per_s: int, fixed_s: float
-) -> Advice:
+) -> FetchAdvice:
     """Evaluate Eq. 3 of ObjectCache for every number of chunks (for long prefixes, for 257 of them).
 
     `fixed_s`: cost of a fetch besides its bytes. The rest, always the tail, is computed.
@@ -38,7 +38,7 @@ def advise(
     transfers = chunks * layout.slice_bytes / rate_bytes_per_s
     expected = ttft_s(transfers, windows, layout.num_layers) + np.where(chunks > 0, fixed_s, 0.0)
     best = int(np.argmin(expected))
-    return Advice(
+    return FetchAdvice(
         int(chunks[best]),
         float(windows[best]),
         rate_bytes_per_s,

@@ -7,11 +7,11 @@ from quire_server.redis.connection import connect
 from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
 from quire_server.redis.index import PrefixIndex
-from quire_server.redis.kept import Kept
+from quire_server.redis.kept import StoredValue
 from quire_server.redis.key_secret import key_secret
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
-from quire_server.redis.policies import Policies
+from quire_server.redis.policies import PolicyBook
 from quire_server.redis.probe import RedisProbe
 from quire_server.redis.reservations import Reservations
 from quire_server.redis.retained import RetainedBytes
@@ -22,9 +22,8 @@ __all__ = [
     "Acts",
     "CacheEvents",
     "Images",
-    "Kept",
     "Membership",
-    "Policies",
+    "PolicyBook",
     "PrefixIndex",
     "RedisCapacity",
     "RedisLeaderLease",
@@ -32,6 +31,7 @@ __all__ = [
     "Reservations",
     "RetainedBytes",
     "S3Buckets",
+    "StoredValue",
     "connect",
     "key_secret",
 ]

@@ -29,7 +29,7 @@ _KEY: Final = "quire:s3:access"
 _SECRET_CHARS: Final = 40
 
 
-class Level(IntEnum):
+class AccessLevel(IntEnum):
     """Level of access; each includes the ones below it."""
 
     READ = 1
@@ -38,13 +38,13 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class AccessGrant:
     """Right of a key on the objects of a tenant's bucket whose keys begin with `prefix`."""
 
     tenant: str
     bucket: str
     prefix: str
-    level: Level
+    level: AccessLevel
 
     @property
     def scoped(self) -> bool:
@@ -71,7 +71,7 @@ class AccessKey:
 
     name: str
     tenant: str
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[AccessGrant, ...] = ()
     generation: int = 1
     read_only: bool = False
     rdma: bool = False
@@ -96,7 +96,7 @@ class AccessKeys:
     async def create(
         self,
         tenant: str,
-        grants: tuple[Grant, ...] = (),
+        grants: tuple[AccessGrant, ...] = (),
         *,
         read_only: bool = False,
         rdma: bool = False,
@@ -127,14 +127,14 @@ class AccessKeys:
         await self._write(key)
         return key
 
-    async def grant(self, name: str, grant: Grant) -> AccessKey | None:
+    async def grant(self, name: str, grant: AccessGrant) -> AccessKey | None:
         """Add a grant, in the place of one for the same bucket and prefix. Raises `InvalidRequest`."""
         grant.check()
         key = await self.get(name)
         if key is None:
             return None
         same = (grant.tenant, grant.bucket, grant.prefix)
-        remaining = [grant for grant in key.grants if (grant.tenant, grant.bucket, grant.prefix) != same]
+        remaining = [old for old in key.grants if (old.tenant, old.bucket, old.prefix) != same]
         key = replace(key, grants=(*remaining, grant))
         await self._write(key)
         return key
@@ -180,13 +180,13 @@ class AccessKeys:
 
 
 def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
-    """Return the keys of the tenant of that name."""
+    """Return the salt of the tenant of that name."""
     return hmac.digest(cluster_secret, f"quire tenant salt\n{tenant}".encode(), "sha256")[:16]
 
 
 def _unpack(name: str, raw: bytes) -> AccessKey:
     tenant, grants, generation, read_only, rdma, *expiry = cbor2.loads(raw)
-    granted = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
+    granted = tuple(AccessGrant(owner, bucket, prefix, AccessLevel(level)) for owner, bucket, prefix, level in grants)
     return AccessKey(
         name,
         tenant,

@@ -49,7 +49,7 @@ class Images:
                 ],
             )
         if previous == 0:
-            raise ConditionFailed(f"{entry.image_id!r} has changed", field="expected")
+            raise ConditionFailed(f"{entry.image_id!r} is not as expected", field="expected")
         return _unpack(entry.image_id, previous) if previous else None
 
     async def get(self, tenant: str, image_id: str) -> ImageEntry | None:

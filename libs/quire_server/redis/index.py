@@ -95,7 +95,7 @@ class PrefixIndex(BucketScripts):
     async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, fresh: int = 0) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
 
-        `fresh`: generation of entries that are new, which must be proposed once; 0: drawn here.
+        `fresh`: generation of entries that are new, which no other call may propose; 0: drawn here.
 
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, for one whose
         fingerprint another chunk of its bucket has, and for the object tier where the object is being deleted.
@@ -120,7 +120,7 @@ class PrefixIndex(BucketScripts):
         only_in_object: bool = False,
         keepers: Sequence[str] = (),
     ) -> list[bool]:
-        """Remove `node_id` from the holders of these; return for each whether it is none now.
+        """Remove `node_id` from the holders of these; return for each whether it is no holder now.
 
         An entry without holders goes when nothing extends it, and its parents with it if nothing else keeps them.
         `only_in_object`: skip chunks that the object tier is not listed for; `keepers`: skip those that any of these is
@@ -135,7 +135,7 @@ class PrefixIndex(BucketScripts):
         return out
 
     async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
-        """Remove `node_id` from the holders of these, which are of `holdings`."""
+        """Remove `node_id` from the holders of these, which `holdings` returned."""
         for bucket, group in groupby(
             sorted(holdings, key=lambda holding: holding.bucket), key=lambda holding: holding.bucket
         ):
@@ -175,20 +175,20 @@ class PrefixIndex(BucketScripts):
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         """Return for each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
-        pages: list[bytes] = []
+        packed: list[bytes] = []
         if not self._cluster:
             for at in range(0, len(chunks), _HELD_AT_ONCE):
                 part = chunks[at : at + _HELD_AT_ONCE]
                 names = [bucket_key(fingerprint(chunk.bucket)) for chunk in part]
-                pages += await self._run("holders", names, [fingerprints(_keys(part))])
+                packed += await self._run("holders", names, [fingerprints(_keys(part))])
         else:
             calls: list[tuple[list[bytes], list[Any]]] = []
             for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
                 records = list(group)
                 calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
             for part_found in await self._all("holders", calls):
-                pages += part_found
-        return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in pages]
+                packed += part_found
+        return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
 
     async def epoch(self) -> str:
         """Random name of this index, given at the first call: an index that was lost has another.
@@ -213,10 +213,10 @@ class PrefixIndex(BucketScripts):
     async def listings(self, only: str = "") -> dict[str, Listing]:
         """Return, for every node that was ever listed, or one, the number of its chunks, and their digest."""
         tags = [TAGS] if not self._cluster else [[tag] for tag in TAGS]
-        counts_of = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
+        answers = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
         changes = await self._changes(only)
         counts = dict.fromkeys(changes, (0, 0))
-        for flat in counts_of:
+        for flat in answers:
             for name, count, digest in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
                 total = counts.get(name, (0, 0))
                 counts[name] = total[0] + int(count), (total[1] + int(digest)) % DIGEST_MODULUS

@@ -9,7 +9,7 @@ import redis.asyncio as redis
 from quire_server.redis.connection import metadata_errors
 
 
-class Kept:
+class StoredValue:
     """A value, by its name."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cbor2
 
-from quire.model.buckets import Blob, Part, StoredObject
+from quire.model.buckets import Blob, StoredObject, UploadPart
 
 
 def pack(entry: StoredObject) -> bytes:
@@ -39,15 +39,15 @@ def unpack(key: str, raw: bytes) -> StoredObject:
     )
 
 
-def pack_part(part: Part) -> bytes:
+def pack_part(part: UploadPart) -> bytes:
     """Pack a part as `pack` does an object."""
     rest = cbor2.dumps([part.size, part.modified_s, [blob.size for blob in part.blobs]])
     return f"{part.etag}\n{' '.join(blob.name for blob in part.blobs)}\n".encode() + rest
 
 
-def unpack_part(number: int, raw: bytes) -> Part:
+def unpack_part(number: int, raw: bytes) -> UploadPart:
     """Unpack the part of that number."""
     etag, names, rest = raw.split(b"\n", 2)
     size, modified_s, sizes = cbor2.loads(rest)
     blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
-    return Part(number, etag.decode(), size, modified_s, blobs)
+    return UploadPart(number, etag.decode(), size, modified_s, blobs)

@@ -14,10 +14,10 @@ from quire.model.buckets import (
     UNCOMMITTED_MS,
     CommitOutcome,
     DeleteOutcome,
+    MultipartUpload,
     Page,
-    Part,
     StoredObject,
-    Upload,
+    UploadPart,
 )
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.connection import metadata_errors
@@ -189,29 +189,29 @@ class S3Buckets:
 
     # ---- multipart uploads
 
-    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+    async def start_upload(self, tenant: str, bucket: str, upload: MultipartUpload) -> bool:
         """Whether the bucket is there."""
         raw = cbor2.dumps([upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)])
         keys = [_of(tenant, bucket, name) for name in ("uploads", "about", "objects", "charged")]
         async with metadata_errors():
             return bool(await self._start_upload(keys=keys, args=[upload.upload_id, raw]))
 
-    async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
+    async def upload(self, tenant: str, bucket: str, upload_id: str) -> MultipartUpload | None:
         async with metadata_errors():
             raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "uploads"), upload_id))
         if raw is None:
             return None
         key, started_s, headers, metadata = cbor2.loads(raw)
-        return Upload(key, upload_id, started_s, headers, metadata)
+        return MultipartUpload(key, upload_id, started_s, headers, metadata)
 
-    async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
+    async def uploads(self, tenant: str, bucket: str) -> list[MultipartUpload]:
         """Return them in order of key and time."""
         async with metadata_errors():
             rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "uploads")))
         uploads = []
         for upload_id, raw in rows.items():
             key, started_s, headers, metadata = cbor2.loads(raw)
-            uploads.append(Upload(key, upload_id.decode(), started_s, headers, metadata))
+            uploads.append(MultipartUpload(key, upload_id.decode(), started_s, headers, metadata))
         return sorted(uploads, key=lambda upload: (upload.key, upload.started_s))
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
@@ -224,7 +224,7 @@ class S3Buckets:
                     stale.append(upload_id.decode())
         return stale
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: UploadPart, now_ms: int) -> CommitOutcome:
         """Store a part; an earlier one with this number becomes garbage."""
         names = ("uploads", f"parts:{upload_id}", "garbage", "objects", "charged", "waste")
         keys = [_of(tenant, bucket, name) for name in names]
@@ -233,7 +233,7 @@ class S3Buckets:
         async with metadata_errors():
             return CommitOutcome(await self._put_part(keys=keys, args=args))
 
-    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, UploadPart]:
         async with metadata_errors():
             rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, f"parts:{upload_id}")))
         return {int(number): unpack_part(int(number), raw) for number, raw in rows.items()}
@@ -244,7 +244,7 @@ class S3Buckets:
         bucket: str,
         upload_id: str,
         entry: StoredObject,
-        parts: Sequence[Part],
+        parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
     ) -> CommitOutcome:
@@ -275,7 +275,7 @@ class S3Buckets:
             return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
-        """Forget a bucket that was deleted, without garbage: the sweep need not look there."""
+        """Forget the place if the bucket is deleted and has no garbage: the sweep need not look there."""
         async with metadata_errors():
             remains = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
             if not remains:

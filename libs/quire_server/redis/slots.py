@@ -15,7 +15,7 @@ def tag_of(bucket: bytes) -> bytes:
 
 
 def tagged(kind: bytes, tag: bytes) -> bytes:
-    """Keys that all buckets of a tag share.
+    """Return a key that all buckets of a tag share.
 
     `l`: how many chunks each node is listed for; `due`: objects to be deleted; `d` and a node's name: its drops.
     """

@@ -31,7 +31,7 @@ def publish_build(role: str) -> None:
 
 
 def publish_expiry(files: Sequence[Path]) -> None:
-    """Return when the certificates in each PEM file expire (of a chain, the first to).
+    """Publish when the certificates in each PEM file expire (of a chain, the first to).
 
     Unix time in seconds; 0 for a file that cannot be read.
     """

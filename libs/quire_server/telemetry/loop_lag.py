@@ -48,5 +48,5 @@ class _Ticks:
 
 
 def samples(late_s: float) -> list[float]:
-    """Return the lags that one late tick stands for: its own, and those of the ticks that were due before it."""
+    """Return the lags of one late tick and of the ticks that were due while it was late."""
     return [late_s - number * _TICK_S for number in range(min(_TICKS_MAX, int(late_s / _TICK_S) + 1))]

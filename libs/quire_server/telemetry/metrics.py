@@ -66,7 +66,7 @@ async def _ready(_: web.Request) -> web.Response:
 
 
 async def _redundant(_: web.Request) -> web.Response:
-    """Whether it serves, and all copies of before its start exist: a rolling update waits for that."""
+    """Whether it serves, and all copies that existed before its start exist: a rolling update waits for that."""
     if redundancy.why:
         return web.Response(status=503, text=redundancy.why)
     return await _ready(_)

@@ -30,7 +30,7 @@ def publish(read: Read, clock: Callable[[], float] = time.monotonic) -> None:
 
 
 class _Snapshot:
-    """Return the values of a moment ago: a scrape calls back for each instrument."""
+    """Values of a moment ago: a scrape calls back for each instrument."""
 
     def __init__(self, read: Read, clock: Callable[[], float]) -> None:
         self._read = read

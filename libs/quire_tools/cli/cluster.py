@@ -182,12 +182,12 @@ def _operator(folder: Path, admin: str) -> AdminClient:
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:
-    """Return it as JSON, for `read_namespace`."""
+    """Write it as JSON, for `read_namespace`."""
     file.write_text(namespace.to_json())
 
 
 def read_namespace(file: Path) -> Namespace:
-    """Read a namespace. Raises `InvalidRequest`, naming the field."""
+    """Read a namespace. Raises `InvalidRequest`, with the reason."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -72,7 +72,7 @@ class _Engine:
         return self._hear()
 
     def _hear(self) -> dict[str, Any]:
-        """Ask the process. Raises `InternalError` if it has ended."""
+        """Return the next answer of the process. Raises `InternalError` if it has ended."""
         assert self.process.stdout is not None, "it was opened with one"
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -104,8 +104,8 @@ class DemoVllm:
                 )
             with console.status("three vLLM processes start: two with Quire, one without, to compare; some 30 s"):
                 quire = cluster.gateway_address
-                roles = {"one": quire, "two": quire, "alone": ""}
-                engines = [stack.enter_context(self._engine(name, model, where)) for name, where in roles.items()]
+                gateways = {"one": quire, "two": quire, "alone": ""}
+                engines = [stack.enter_context(self._engine(name, model, where)) for name, where in gateways.items()]
                 for engine in engines:
                     engine.ready()
             self._tell(cluster, *engines)

@@ -29,7 +29,7 @@ _NON_TEMPORAL: Final = "glibc.cpu.x86_non_temporal_threshold"
 console = Console()
 
 
-class Level(Enum):
+class Severity(Enum):
     """How a finding bears on Quire; the values are printed."""
 
     GOOD = "ok"
@@ -41,7 +41,7 @@ class Level(Enum):
 class Finding(NamedTuple):
     """`found`: the state; `advice`: the remedy, empty if it is good."""
 
-    level: Level
+    level: Severity
     what: str
     found: str
     advice: str = ""
@@ -55,13 +55,18 @@ def doctor(drives: Sequence[Path], redis_url: str, *, as_json: bool) -> bool:
     else:
         table = Table("", "what", box=None, header_style="dim", pad_edge=False)
         table.add_column("found", overflow="fold")
-        styles = {Level.GOOD: "green", Level.SLOWER: "yellow", Level.UNSAFE: "magenta", Level.BROKEN: "bold red"}
+        styles = {
+            Severity.GOOD: "green",
+            Severity.SLOWER: "yellow",
+            Severity.UNSAFE: "magenta",
+            Severity.BROKEN: "bold red",
+        }
         for finding in findings:
             table.add_row(f"[{styles[finding.level]}]{finding.level.value}[/]", finding.what, finding.found)
             if finding.advice:
                 table.add_row("", "", f"[dim]→ {finding.advice}[/]")
         console.print(table)
-    return all(finding.level is not Level.BROKEN for finding in findings)
+    return all(finding.level is not Severity.BROKEN for finding in findings)
 
 
 def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
@@ -78,11 +83,11 @@ def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     cpus = len(os.sched_getaffinity(0))
     versions = f"Quire {__version__}, Python {platform.python_version()}, Linux {platform.release()}, {cpus} processors"
-    yield Finding(Level.GOOD, "machine", versions)
+    yield Finding(Severity.GOOD, "machine", versions)
     files, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = files != resource.RLIM_INFINITY and files < _FILES_MIN
     advice = f"ulimit -n {_FILES_MIN} (at most {limit}): each client and each peer takes some" if low else ""
-    yield Finding(Level.SLOWER if low else Level.GOOD, "open files", f"{files} allowed", advice)
+    yield Finding(Severity.SLOWER if low else Severity.GOOD, "open files", f"{files} allowed", advice)
 
 
 def _ucx() -> Iterator[Finding]:
@@ -90,50 +95,50 @@ def _ucx() -> Iterator[Finding]:
         from pyucx import library
         from pyucx.selftest import gathers_correctly
     except ImportError as error:
-        yield Finding(Level.BROKEN, "UCX", str(error), "pip install libucx-cu12, or the system's UCX (libucx0)")
+        yield Finding(Severity.BROKEN, "UCX", str(error), "pip install libucx-cu12, or the system's UCX (libucx0)")
         return
     version = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
-    yield Finding(Level.GOOD, "UCX", f"{version}; both ends of a transfer need the same minor version")
+    yield Finding(Severity.GOOD, "UCX", f"{version}; both ends of a transfer need the same minor version")
     modules = {
         file.name.split(".")[0].removeprefix("libuct_") for file in (library.path.parent / "ucx").glob("libuct_*")
     }
     carries = ", ".join(["tcp", "shared memory", *sorted(modules)])
     only = f"; UCX_TLS allows {named}" if (named := os.environ.get("UCX_TLS")) else ""
-    yield Finding(Level.GOOD, "transports", f"{carries}{only}")
+    yield Finding(Severity.GOOD, "transports", f"{carries}{only}")
     if asyncio.run(gathers_correctly()):
-        yield Finding(Level.GOOD, "UCX gathers", "many slices in one put arrive as they should")
+        yield Finding(Severity.GOOD, "UCX gathers", "many slices in one put arrive as they should")
     else:
         advice = "a newer UCX: slices are put one by one meanwhile"
-        yield Finding(Level.SLOWER, "UCX gathers", "not correctly: the self-test's bytes were wrong", advice)
+        yield Finding(Severity.SLOWER, "UCX gathers", "not correctly: the self-test's bytes were wrong", advice)
 
 
 def _rdma() -> Iterator[Finding]:
     folder = Path("/sys/class/infiniband")
     devices = sorted(device.name for device in folder.iterdir()) if folder.is_dir() else []
     if not devices:
-        yield Finding(Level.SLOWER, "RDMA", "no device", "between hosts bytes go over TCP, with copies")
+        yield Finding(Severity.SLOWER, "RDMA", "no device", "between hosts bytes go over TCP, with copies")
         return
     from pyucx import library
     from pyucx._library import has_rdma
 
     if has_rdma(library.path):
-        yield Finding(Level.GOOD, "RDMA", ", ".join(devices))
+        yield Finding(Severity.GOOD, "RDMA", ", ".join(devices))
     else:
         advice = "install the system's UCX with its InfiniBand transports (Debian: libucx0, ucx-utils)"
-        yield Finding(Level.SLOWER, "RDMA", f"{', '.join(devices)}, which this UCX does not use", advice)
+        yield Finding(Severity.SLOWER, "RDMA", f"{', '.join(devices)}, which this UCX does not use", advice)
 
 
 def _memory() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and soft < _MEMORY_MIN and os.geteuid() != 0:
         advice = "RDMA pins the whole arena: ulimit -l unlimited, or LimitMEMLOCK=infinity of the service"
-        yield Finding(Level.SLOWER, "pinned memory", f"{soft >> 10} KiB allowed", advice)
+        yield Finding(Severity.SLOWER, "pinned memory", f"{soft >> 10} KiB allowed", advice)
     else:
-        yield Finding(Level.GOOD, "pinned memory", "enough allowed")
+        yield Finding(Severity.GOOD, "pinned memory", "enough allowed")
     sizes = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     pages = int(sizes.get("HugePages_Free", "0"))
     advice = "" if pages else "sysctl vm.nr_hugepages, and QUIRE_STORAGE_HUGE_PAGES=true at storage nodes"
-    yield Finding(Level.GOOD if pages else Level.SLOWER, "huge pages", f"{pages} free", advice)
+    yield Finding(Severity.GOOD if pages else Severity.SLOWER, "huge pages", f"{pages} free", advice)
 
 
 def _copies() -> Iterator[Finding]:
@@ -142,7 +147,7 @@ def _copies() -> Iterator[Finding]:
     tuned = _NON_TEMPORAL in os.environ.get("GLIBC_TUNABLES", "")
     advice = "" if tuned else f"GLIBC_TUNABLES={_NON_TEMPORAL}=0x40000 for storage (images and `quire up` set it)"
     state = "large copies pass the cache by" if tuned else "large copies go through the cache"
-    yield Finding(Level.GOOD if tuned else Level.SLOWER, "memcpy", state, advice)
+    yield Finding(Severity.GOOD if tuned else Severity.SLOWER, "memcpy", state, advice)
 
 
 def _ring() -> Iterator[Finding]:
@@ -152,10 +157,10 @@ def _ring() -> Iterator[Finding]:
     ring = UringBlockIO(1, direct=False)
     try:
         ring.init_queue([0], [])
-        yield Finding(Level.GOOD, "io_uring", "works")
+        yield Finding(Severity.GOOD, "io_uring", "works")
     except BlockIOUnavailable as error:
         advice = "drives are read with threads; in a container allow it: docs/operations/kubernetes.md"
-        yield Finding(Level.SLOWER, "io_uring", str(error), advice)
+        yield Finding(Severity.SLOWER, "io_uring", str(error), advice)
     finally:
         ring.close()
 
@@ -170,10 +175,10 @@ def _drive(folder: Path) -> Iterator[Finding]:
             file.flush()
             direct = _reads_directly(file.name)
     except OSError as error:
-        yield Finding(Level.BROKEN, subject, f"{error.strerror or error}", "a folder that this user can write to")
+        yield Finding(Severity.BROKEN, subject, f"{error.strerror or error}", "a folder that this user can write to")
         return
     advice = "" if direct else "O_DIRECT does not work on this file system: bytes go through the page cache"
-    yield Finding(Level.GOOD if direct else Level.SLOWER, subject, room, advice)
+    yield Finding(Severity.GOOD if direct else Severity.SLOWER, subject, room, advice)
 
 
 def _reads_directly(name: str) -> bool:
@@ -213,20 +218,24 @@ async def _redis(url: str) -> list[Finding]:
             after_s = time.time()
             info = await client.info() if not is_cluster(client) else {}
     except QuireError as error:
-        return [Finding(Level.BROKEN, "Redis", str(error), "is it up, and is QUIRE_REDIS_URL right?")]
+        return [Finding(Severity.BROKEN, "Redis", str(error), "is it up, and is QUIRE_REDIS_URL right?")]
     finally:
         await client.aclose()
     slow = round_trip_s > _ROUND_TRIP_S
     version = info.get("redis_version", "Cluster")
     advice = "each look-up takes one round trip: put it nearer" if slow else ""
     findings.append(
-        Finding(Level.SLOWER if slow else Level.GOOD, "Redis", f"{version}, {round_trip_s * 1e3:.2f} ms away", advice)
+        Finding(
+            Severity.SLOWER if slow else Severity.GOOD, "Redis", f"{version}, {round_trip_s * 1e3:.2f} ms away", advice
+        )
     )
-    findings += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
+    findings += [
+        Finding(Severity.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)
+    ]
     if fullness(info) > 0.8:
-        findings.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
+        findings.append(Finding(Severity.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
     skew_s = _skew_s(before_s, float(seconds) + float(micros) / 1e6, after_s)
     off = skew_s > _SKEW_S
     advice = "leases and permits expire by the clock: run chrony or another NTP client" if off else ""
-    findings.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))
+    findings.append(Finding(Severity.UNSAFE if off else Severity.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))
     return findings

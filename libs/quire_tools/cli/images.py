@@ -20,7 +20,7 @@ console = Console(highlight=False)
 
 
 def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float) -> bytes:
-    """Return the latent of a .safetensors file with one tensor, or of a record file. Raises `InvalidRequest`."""
+    """Return the record of a .safetensors file with one tensor, or of a record file. Raises `InvalidRequest`."""
     try:
         raw = file.read_bytes()
     except OSError as error:

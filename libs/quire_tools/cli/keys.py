@@ -19,7 +19,7 @@ from rich.table import Table
 from quire.model.errors import InvalidRequest
 from quire_server.config import value_of
 from quire_server.redis import AccessKeys, Acts, connect
-from quire_server.redis.access import AccessKey, Grant, Level
+from quire_server.redis.access import AccessGrant, AccessKey, AccessLevel
 from quire_tools.cli.cluster import read_namespace
 from quire_tools.local import read_state
 
@@ -149,14 +149,14 @@ def _grants(key: AccessKey) -> list[str]:
     return [f"{grant.tenant}/{grant.bucket}/{grant.prefix}:{grant.level.name.lower()}" for grant in key.grants]
 
 
-def parse_grant(text: str) -> Grant:
+def parse_grant(text: str) -> AccessGrant:
     """TENANT/BUCKET[/PREFIX]:read|write|admin. Raises `InvalidRequest`."""
     place, _, level = text.rpartition(":")
     tenant, _, rest = place.partition("/")
     bucket, _, prefix = rest.partition("/")
-    if not tenant or not bucket or level.upper() not in Level.__members__:
+    if not tenant or not bucket or level.upper() not in AccessLevel.__members__:
         raise InvalidRequest(f"{text!r} is not TENANT/BUCKET[/PREFIX]:read|write|admin", field="grant")
-    return Grant(tenant, bucket, prefix, Level[level.upper()])
+    return AccessGrant(tenant, bucket, prefix, AccessLevel[level.upper()])
 
 
 async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) -> tuple[AccessKey, str, str]:

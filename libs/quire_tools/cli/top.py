@@ -57,14 +57,14 @@ def top(folder: Path, gateway: str, admin: str, interval_s: float, rounds: int) 
     with looking(folder, gateway, admin) as look:
         screen = _Screen()
         with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:
-            drawn_lines = 0
+            drawn_rounds = 0
             while True:
                 try:
                     live.update(screen.draw(list(look()), time.monotonic()), refresh=True)
                 except QuireError as error:
                     live.update(Text(f"{error.code()}: {error}", style="bold red"), refresh=True)
-                drawn_lines += 1
-                if drawn_lines == rounds:
+                drawn_rounds += 1
+                if drawn_rounds == rounds:
                     return
                 time.sleep(interval_s)
 

@@ -43,10 +43,10 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
     async def collect(operator: AdminClient) -> None:
         be_background()  # looking at traces makes none
         try:
-            async for span in operator.spans(trace_id):
-                lines.extend(span.spans)
-                if span.error:
-                    warnings.print(f"! spans of {span.member} are missing: {span.error}")
+            async for answer in operator.spans(trace_id):
+                lines.extend(answer.spans)
+                if answer.error:
+                    warnings.print(f"! spans of {answer.member} are missing: {answer.error}")
         except Unavailable as error:
             if not lines:
                 raise

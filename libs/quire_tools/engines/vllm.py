@@ -68,7 +68,7 @@ class Engine:
         return answer, cached
 
     def forget(self, *, connector: bool = False) -> None:
-        """VLLM's own prefix cache, and with `connector` what the connector knows."""
+        """Forget vLLM's own prefix cache, and with `connector` what the connector knows."""
         assert self.llm.reset_prefix_cache(reset_connector=connector) is not False
 
     @property
@@ -148,7 +148,7 @@ def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
 
 
 def _hide_llvmlite() -> None:
-    """VLLM 0.32's CPU worker looks at every loaded module's values, and trips over llvmlite's, which LMCache loads."""
+    """Hide llvmlite's values, which LMCache loads, from the CPU worker of vLLM 0.32, which fails at them."""
     from vllm.triton_utils import dispatcher
 
     rebind = dispatcher._rebind_kernels

@@ -32,7 +32,7 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub, GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
 from quire_tools.local.ports import free_ports, is_free, named_ports, remembered_ports
-from quire_tools.local.processes import Process, Starter
+from quire_tools.local.processes import ServiceProcess, Starter
 
 _STATE: Final = "cluster.json"
 _LOCAL: Final = {"GRPC_ENABLE_FORK_SUPPORT": "0", "UCX_NET_DEVICES": "lo"}  # all of it stays on this machine
@@ -103,7 +103,7 @@ class LocalCluster:
         self._usual = _USUAL if usual_ports else {}
         self.tls_address = ""
         self._settings = settings or {}
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ServiceProcess] = {}
         self._lock: IO[str] | None = None
         self._starter = Starter()
         self._socket_folder = ""
@@ -233,7 +233,7 @@ class LocalCluster:
         Members go before the orchestrators, which they tell that they leave: a cluster started on the folder a moment
         later must not find them.
         """
-        groups: dict[str, list[Process]] = {"members": [], "orchestrator": [], "redis": []}
+        groups: dict[str, list[ServiceProcess]] = {"members": [], "orchestrator": [], "redis": []}
         for name, process in self._processes.items():
             groups.get(name.partition("-")[0], groups["members"]).append(process)
         for group in groups.values():
@@ -258,7 +258,7 @@ class LocalCluster:
             self._lock.close()
             self._lock = None
 
-    def _end(self, process: Process) -> None:
+    def _end(self, process: ServiceProcess) -> None:
         """End a process that does not stop when asked, and say where it was: its stacks come into its log."""
         process.popen.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -403,9 +403,9 @@ class LocalCluster:
     def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")
         popen = self._starter.start(self.wrapped(name, command), environment, log)
-        self._processes[name] = Process(name, command, environment, address, popen, log)
+        self._processes[name] = ServiceProcess(name, command, environment, address, popen, log)
 
-    def _wait_healthy(self, process: Process, deadline: float) -> None:
+    def _wait_healthy(self, process: ServiceProcess, deadline: float) -> None:
         with self._channel(process.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
@@ -465,7 +465,7 @@ class LocalCluster:
         name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
         return grpc.secure_channel(address, self._operator_tls.channel_credentials(), options=name)
 
-    def _check_alive(self, process: Process, deadline: float) -> None:
+    def _check_alive(self, process: ServiceProcess, deadline: float) -> None:
         if process.popen.poll() is not None:
             tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-2000:]
             raise Unavailable(f"{process.name} ended with status {process.popen.returncode}:\n{tail}")

@@ -33,7 +33,7 @@ class Running(Protocol):
 
 
 @dataclass(slots=True)
-class Process:
+class ServiceProcess:
     """A running service: how it was started, so that it can be started again."""
 
     name: str

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire_storage.core.eviction import Entry, Evictor, Forest, Kept
+from quire_storage.core.eviction import Evictor, Forest, Kept, OrderEntry
 
 Prefix = Sequence[bytes]
 _SMALL_SHARE = 0.1
@@ -22,7 +22,7 @@ class LeafLru(Forest):
         self._order: OrderedDict[bytes, None] = OrderedDict()
 
     def insert(self, key: bytes, parent: bytes, size: int) -> None:
-        self.enter(key, Entry(parent, size, often=False))
+        self.enter(key, OrderEntry(parent, size, often=False))
         self._order[key] = None
 
     def touch(self, key: bytes) -> None:

@@ -102,7 +102,7 @@ class _Nodes:
                 del self.where[blocks.popitem(last=False)[0]]
 
     def lose(self, numbers: range) -> None:
-        """Return the blocks of these nodes."""
+        """Remove all blocks of these nodes."""
         for number in numbers:
             for block in self.held[number]:
                 del self.where[block]

@@ -44,7 +44,7 @@ PUBLISHED: Final[Mapping[str, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ImageTrace:
     """Requests in order of time. `objects` index `image_bytes` and `latent_bytes`; `births` in seconds, if known."""
 
     times: npt.NDArray[np.float64]
@@ -57,11 +57,11 @@ class Trace:
 
     @property
     def working_set_bytes(self) -> int:
-        """Objects that occur, as images."""
+        """Bytes of all objects that occur, as images."""
         return int(self.image_bytes[np.unique(self.objects)].sum())
 
 
-def read_trace(file: Path) -> Trace:
+def read_trace(file: Path) -> ImageTrace:
     """CSV with a header: time_s, object_id and optionally image_bytes, latent_bytes. Raises `InvalidRequest`."""
     import csv
 
@@ -85,7 +85,7 @@ def read_trace(file: Path) -> Trace:
     unique, first, objects = np.unique(np.array(names), return_index=True, return_inverse=True)
     del unique
     order = np.argsort(np.array(times), kind="stable")
-    return Trace(
+    return ImageTrace(
         np.array(times)[order],
         objects[order].astype(np.int64),
         np.array(images, dtype=np.int64)[first],
@@ -93,7 +93,7 @@ def read_trace(file: Path) -> Trace:
     )
 
 
-def generate(images: int, seed: int = 1, span_s: float = SPAN_S) -> Trace:
+def generate(images: int, seed: int = 1, span_s: float = SPAN_S) -> ImageTrace:
     """About 22 requests per image over 35 months (or `span_s`). Raises `InvalidRequest` for less than 1,000 images."""
     if images < 1000 or span_s <= 0:
         raise InvalidRequest(f"{images} images, {span_s} s", field="images")
@@ -113,7 +113,7 @@ def generate(images: int, seed: int = 1, span_s: float = SPAN_S) -> Trace:
     times = np.minimum(births[objects] + ages, span_s)
     order = np.argsort(times, kind="stable")
     sizes = rng.lognormal(0.0, 0.25, images)
-    return Trace(
+    return ImageTrace(
         times[order],
         objects[order],
         np.maximum(1, (IMAGE_BYTES * sizes / np.exp(0.25**2 / 2)).astype(np.int64)),
@@ -121,7 +121,7 @@ def generate(images: int, seed: int = 1, span_s: float = SPAN_S) -> Trace:
     )
 
 
-def statistics(trace: Trace) -> dict[str, float]:
+def statistics(trace: ImageTrace) -> dict[str, float]:
     """Return the figures of `PUBLISHED`, of this trace."""
     views = np.bincount(trace.objects)
     views = views[views > 0]
@@ -147,7 +147,7 @@ def statistics(trace: Trace) -> dict[str, float]:
     }
 
 
-def _fall(trace: Trace, order: Array) -> float:
+def _fall(trace: ImageTrace, order: Array) -> float:
     """Return the mean daily rate of the top 1% in their first three days over that of days 350 to 380.
 
     Only images that lived as long count.

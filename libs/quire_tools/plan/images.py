@@ -62,7 +62,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ImagePrices:
     """Yearly fall of prices, and the cost of a GPU per hour."""
 
     name: str
@@ -70,7 +70,9 @@ class Prices:
     storage_fall: float
 
 
-def cumulative(scenario: Scenario, prices: Prices, until_month: int, gpu_hours: dict[str, float]) -> dict[str, float]:
+def cumulative(
+    scenario: Scenario, prices: ImagePrices, until_month: int, gpu_hours: dict[str, float]
+) -> dict[str, float]:
     """Dollars from the beginning to the end of a month: image store, with archive, and as latents by GPU."""
     totals = {"ImgStore": 0.0, "ImgStore + archive": 0.0, **{f"latents, {name}": 0.0 for name in gpu_hours}}
     for month in range(1, until_month + 1):
@@ -105,9 +107,9 @@ def run(scenario: Scenario, first_year: int, horizons: list[int], gpu_hours: dic
         {"name": "ImgStore, same horizon and prices", "unit": "cumulative, ImgStore today = 1"},
         tall=True,
     )
-    constant = Prices("constant", 0.0, 0.0)
+    constant = ImagePrices("constant", 0.0, 0.0)
     unit = cumulative(scenario, constant, scenario.months, gpu_hours)["ImgStore"]
-    for prices in (constant, Prices("GPU -20%, storage -10% a year", 0.2, 0.1)):
+    for prices in (constant, ImagePrices("GPU -20%, storage -10% a year", 0.2, 0.1)):
         for year in horizons:
             months = scenario.months + 12 * (year - first_year)
             costs = {name: cost / unit for name, cost in cumulative(scenario, prices, months, gpu_hours).items()}
@@ -138,7 +140,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
-    """Return the cost of images over the years: stored as PNG, with an archive, or as latents decoded on demand."""
+    """Show the cost of images over the years: stored as PNG, with an archive, or as latents decoded on demand."""
     scenario = Scenario(
         image_mb=image_mb,
         latent_mb=latent_mb,

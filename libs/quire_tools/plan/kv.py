@@ -42,7 +42,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class PlannedTiers:
     """Capacities in GB; `in_s3`: nothing is ever evicted, what drives do not hold comes from S3."""
 
     memory_gb: float
@@ -56,7 +56,7 @@ class Tiers:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class TierRates:
     """GB/s at which each tier delivers."""
 
     memory: float
@@ -66,9 +66,9 @@ class Rates:
 
 def run(
     trace: Path,
-    tiers: list[Tiers],
+    tiers: list[PlannedTiers],
     prices: Prices,
-    rates: Rates,
+    rates: TierRates,
     profile: ComputeProfile,
     bytes_per_token: int,
     block_tokens: int,
@@ -128,7 +128,7 @@ def run(
     return report
 
 
-def _hits(trace: list[list[bytes]], tiers: Tiers, block_gb: float, progress: Any) -> np.ndarray[Any, Any]:
+def _hits(trace: list[list[bytes]], tiers: PlannedTiers, block_gb: float, progress: Any) -> np.ndarray[Any, Any]:
     """Blocks by tier (memory, disk, S3) × request."""
     memory, disk = int(tiers.memory_gb / block_gb), int(tiers.disk_gb / block_gb)
     counts: list[tuple[int, int]] = []
@@ -208,11 +208,15 @@ def command(
         )
     try:
         memories, disks = ([float(part) for part in text.split(",")] for text in (memory_gb, disk_gb))
-        rates = Rates(*(float(part) for part in gbps.split(",")))
+        rates = TierRates(*(float(part) for part in gbps.split(",")))
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"no list of numbers: {error}", field="memory_gb, disk_gb, gbps") from None
-    tiers = [Tiers(0, 0), *(Tiers(size, 0) for size in memories), *(Tiers(memories[0], size) for size in disks)]
-    tiers.append(Tiers(memories[0], disks[0], in_s3=True))
+    tiers = [
+        PlannedTiers(0, 0),
+        *(PlannedTiers(size, 0) for size in memories),
+        *(PlannedTiers(memories[0], size) for size in disks),
+    ]
+    tiers.append(PlannedTiers(memories[0], disks[0], in_s3=True))
     prices = Prices(gpu_hour, memory_gb_month, disk_gb_month, object_gb_month)
     report = run(trace, tiers, prices, rates, measured, bytes_per_token=bytes_per_token, block_tokens=block_tokens)
     report.show(json_file, plot, draw=lambda path: draw(report, path))

@@ -8,7 +8,7 @@ from typing import Final
 from quire.model.errors import ConfigInvalid
 from quire.model.images import ImageEntry
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.form_cache import Costs, Form, FormCache, Kept
+from quire_decoder.core.form_cache import Costs, Form, FormCache, KeptForm
 
 _FORMS: Final = {"renditions": Form.RENDITION, "images": Form.IMAGE, "latents": Form.LATENT}
 _AVERAGE_SHARE: Final = 0.05
@@ -25,7 +25,7 @@ class Cache:
         history = 1 << (config.cache_history - 1).bit_length()
         costs = Costs(0.04, 0.14)  # until some were measured
         self._cache: FormCache[bytes] = FormCache(config.cache_bytes, costs, Random().random, history)
-        self._bytes: dict[Kept[bytes], bytes] = {}
+        self._bytes: dict[KeptForm[bytes], bytes] = {}
         self._bytes_per_pixel = 1.4  # of a lossless image, until some were seen
 
     @property
@@ -72,8 +72,8 @@ class Cache:
     def find(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
         """The same; counts nothing."""
         key = entry.record_name
-        nearest = (Kept(key, Form.RENDITION, variant),) if variant else ()
-        for cached in (*nearest, Kept(key, Form.IMAGE), Kept(key, Form.LATENT)):
+        nearest = (KeptForm(key, Form.RENDITION, variant),) if variant else ()
+        for cached in (*nearest, KeptForm(key, Form.IMAGE), KeptForm(key, Form.LATENT)):
             if (data := self._bytes.get(cached)) is not None:
                 return cached.form, data
         return None, None
@@ -81,23 +81,23 @@ class Cache:
     def wants_image(self, entry: ImageEntry) -> bool:
         """Return whether the lossless image of a decoded latent is worth making and keeping."""
         size = round(self._bytes_per_pixel * entry.height * entry.width)
-        return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_name, Form.IMAGE), size)
+        return Form.IMAGE in self._forms and self._cache.wants(KeptForm(entry.record_name, Form.IMAGE), size)
 
     def keep_latent(self, entry: ImageEntry, record: bytes) -> None:
         """A record was fetched; it is kept if its value for its size is high enough."""
-        self._keep(Kept(entry.record_name, Form.LATENT), record)
+        self._keep(KeptForm(entry.record_name, Form.LATENT), record)
 
     def keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
         """Keep the lossless image of a decoded latent."""
         per_pixel = len(lossless) / (entry.height * entry.width)
         self._bytes_per_pixel += _AVERAGE_SHARE * (per_pixel - self._bytes_per_pixel)
-        self._keep(Kept(entry.record_name, Form.IMAGE), lossless)
+        self._keep(KeptForm(entry.record_name, Form.IMAGE), lossless)
 
     def keep_rendition(self, entry: ImageEntry, variant: str, data: bytes) -> None:
         """The same for an encoded answer. `variant`: see `Rendering.variant`."""
-        self._keep(Kept(entry.record_name, Form.RENDITION, variant), data)
+        self._keep(KeptForm(entry.record_name, Form.RENDITION, variant), data)
 
-    def _keep(self, cached: Kept[bytes], data: bytes) -> None:
+    def _keep(self, cached: KeptForm[bytes], data: bytes) -> None:
         if cached.form in self._forms and self._cache.keep(cached, len(data)):
             self._bytes[cached] = data
         for evicted in self._cache.gone:

@@ -30,7 +30,7 @@ class EncodedLatent:
     error_max: int
 
 
-class Pictures:
+class PictureEncoder:
     """`vaes`: returns those that can be decoded with."""
 
     def __init__(

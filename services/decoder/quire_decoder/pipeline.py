@@ -26,7 +26,7 @@ Stages = dict[str, int]
 
 
 class Pipeline:
-    """Bounds of the stages, round-robin over tenants.
+    """Runs the stages of decodes, round-robin over tenants.
 
     At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
 
@@ -130,7 +130,7 @@ class Pipeline:
         return image
 
     async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
-        """Decode a lossless image. Raises `CorruptData` if it is none, or not of the entry's size."""
+        """Check a lossless image. Raises `CorruptData` if it is none, or not of the entry's size."""
         pixels = await self.in_thread(self._encoder.decode_lossless, image)
         if pixels.shape != (entry.height, entry.width, 3):
             raise CorruptData(f"the decoded {entry.image_id!r} has the shape {pixels.shape}")

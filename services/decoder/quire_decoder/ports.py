@@ -15,14 +15,14 @@ from quire.model.nodes import KnownVae
 from quire_server.clock import Clock
 
 __all__ = [
+    "CacheOwner",
     "Clock",
     "EncoderProcess",
-    "Owner",
+    "PeerMemoryPort",
     "PixelEncoder",
     "Pixels",
     "ProvenanceSigner",
     "RecordSource",
-    "RemoteMemory",
     "VaeRunner",
 ]
 
@@ -66,7 +66,7 @@ class ProvenanceSigner(Protocol):
 
     @property
     def name(self) -> str:
-        """Expiry of the certificate."""
+        """Name of the certificate."""
 
     async def sign(self, image: bytes, rendering: Rendering, entry: ImageEntry) -> bytes:
         """Return the image with a signed manifest of the entry's provenance.
@@ -104,7 +104,7 @@ class EncoderProcess(Protocol):
         """End it, also in the middle of an image."""
 
 
-class RemoteMemory(Protocol):
+class PeerMemoryPort(Protocol):
     """Bytes between registered memory of two processes."""
 
     async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
@@ -120,7 +120,7 @@ class RemoteMemory(Protocol):
         """Registered memory for a peer to write: a context manager that yields (target, view)."""
 
 
-class Owner(Protocol):
+class CacheOwner(Protocol):
     """A decoder whose cache a spilled request belongs to."""
 
     async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:

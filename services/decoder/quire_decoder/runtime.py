@@ -21,17 +21,17 @@ from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Form
 from quire_decoder.lossless_writer import LosslessWriter
-from quire_decoder.pictures import EncodedLatent, Pictures, ReadPicture
+from quire_decoder.pictures import EncodedLatent, PictureEncoder, ReadPicture
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
+    CacheOwner,
     Clock,
     EncoderProcess,
-    Owner,
+    PeerMemoryPort,
     PixelEncoder,
     Pixels,
     ProvenanceSigner,
     RecordSource,
-    RemoteMemory,
     VaeRunner,
 )
 
@@ -80,8 +80,8 @@ class Decoder:
         encoder: PixelEncoder,
         make_encoder_process: Callable[[], EncoderProcess],
         read_picture: ReadPicture,
-        remote_memory: RemoteMemory,
-        owners: Owner,
+        remote_memory: PeerMemoryPort,
+        owners: CacheOwner,
         clock: Clock,
         signer: ProvenanceSigner | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class Decoder:
             costs=self._cache.costs,
         )
         self._running: dict[bytes, _Running] = {}
-        self._pictures = Pictures(self._pipeline, read_picture, lambda: vae.known, config.pixels_max)
+        self._pictures = PictureEncoder(self._pipeline, read_picture, lambda: vae.known, config.pixels_max)
         self._keeping = LosslessWriter(self._pipeline, self._keep_image)
         self._joined = self._fetched = 0
 
@@ -221,21 +221,21 @@ class Decoder:
                 form, data = self._cache.find(entry, rendering.variant(entry))
                 if data is not None and form is not Form.LATENT:
                     return await self._from_cache(entry, rendering, form, data, stages, tenant)
-            rendition = await self._find(entry, owner_address, leased, stages, tenant)
-            source = "image" if isinstance(rendition, bytes) else rendition.source
+            result = await self._find(entry, owner_address, leased, stages, tenant)
+            source = "image" if isinstance(result, bytes) else result.source
             span.set_attribute("quire.source", source)
-            if isinstance(rendition, bytes):
-                image = await self._rendered(entry, rendering, rendition, stages, tenant)
+            if isinstance(result, bytes):
+                image = await self._rendered(entry, rendering, result, stages, tenant)
                 return Served(image, source, stages)
-            cached: bytes | None = None
+            lossless: bytes | None = None
             if rendering.is_original(entry):
-                cached = await timed(stages, "keep", self._keeping.image(entry))
-            image = cached or await self._pipeline.encode(
-                rendition.pixels, rendering, stages, entry=entry, tenant=tenant
+                lossless = await timed(stages, "keep", self._keeping.image(entry))
+            image = lossless or await self._pipeline.encode(
+                result.pixels, rendering, stages, entry=entry, tenant=tenant
             )
             if not owner_address and not rendering.is_original(entry):
                 self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        return Served(image, rendition.source, stages)
+        return Served(image, result.source, stages)
 
     async def _signed(self, entry: ImageEntry, rendering: Rendering, served: Served) -> Served:
         """Sign the image with the manifest of its provenance, if it has one. Cached forms are not signed."""
@@ -384,8 +384,8 @@ class Decoder:
         except QuireError as error:
             logger().warning("the owner's cache was not notified", owner=owner_address, error=str(error))
 
-    async def _pull(self, source: tuple[RdmaTarget, int], size: int) -> bytes:
+    async def _pull(self, source: tuple[RdmaTarget, int], limit: int) -> bytes:
         target, length = source
-        if not 0 < length <= size:
-            raise InvalidRequest(f"{length} bytes, {size} at most", field="length")
+        if not 0 < length <= limit:
+            raise InvalidRequest(f"{length} bytes, {limit} at most", field="length")
         return await self._remote_memory.pull(target, length)

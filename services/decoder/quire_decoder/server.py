@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.errors import Abandoned
 from quire.model.nodes import Node
 from quire.transport import OFF, data_plane
@@ -37,7 +37,7 @@ _ABANDONED_MAX: Final = 1024
 class DecoderServicer(DecoderServiceServicer):
     """Maps messages to `Decoder` and back."""
 
-    def __init__(self, decoder: Decoder, remote_memory: RemoteMemory) -> None:
+    def __init__(self, decoder: Decoder, remote_memory: PeerTransfers) -> None:
         self._decoder = decoder
         self._remote_memory = remote_memory
         self._making: dict[bytes, asyncio.Task[Served | None]] = {}
@@ -117,7 +117,7 @@ async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = 
     channels, transport = member_channels(config, "decoder"), data_plane(OFF)
     clock = ClusterClock(SystemClock())
     await transport.start()
-    memory = RemoteMemory(transport)
+    memory = PeerTransfers(transport)
     records = StoredRecords(channels=channels, transport=transport, memory=memory, secrets=config.secrets, clock=clock)
     decoder = Decoder(
         config=config,

@@ -21,7 +21,6 @@ from quire_server.clock import Clock
 __all__ = [
     "Allocated",
     "Allocator",
-    "Catalogue",
     "ChunkAttributes",
     "ChunkIndex",
     "Clock",
@@ -32,7 +31,8 @@ __all__ = [
     "Entries",
     "ImageRoute",
     "LayerArrived",
-    "Members",
+    "MemberDirectory",
+    "RemoteCatalogue",
     "Router",
     "StorageNodes",
 ]
@@ -171,20 +171,20 @@ class ChunkIndex(Protocol):
         """Whether it is out of the index: nothing extends it, no lease pins it."""
 
 
-class Members(Protocol):
+class MemberDirectory(Protocol):
     """The cluster's members, as the orchestrator knows them."""
 
     async def nodes(self) -> list[Node]: ...
 
 
-class Catalogue(Protocol):
+class RemoteCatalogue(Protocol):
     """The orchestrator, as far as latents go. Images are a tenant's."""
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int) -> bool:
         """Put an image for this time, 0 for ever; returns whether it replaced another. Raises `ConditionFailed`."""
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Delete an image. Raises `ImageMissing`."""
+        """Return an image's entry. Raises `ImageMissing`."""
 
     async def delete(self, tenant: str, image_id: str) -> bool:
         """Whether there was one."""

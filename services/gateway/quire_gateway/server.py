@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from quire import PROTOCOL_VERSION
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.client.route_check import RouteCheck
 from quire.model.errors import Unavailable
 from quire.model.images import record_name
@@ -50,7 +50,7 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.owners import ImageOwners
-from quire_gateway.images.pictures import Pictures
+from quire_gateway.images.pictures import PictureUploads
 from quire_gateway.images.reads import ImageReads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
@@ -79,7 +79,7 @@ from quire_server.redis import (
     CacheEvents,
     Images,
     Membership,
-    Policies,
+    PolicyBook,
     PrefixIndex,
     RedisProbe,
     Reservations,
@@ -117,7 +117,7 @@ def _s3_frontend(
     singles: SingleChunkReads,
     leases: Leases,
     images: ImageService,
-    memory: RemoteMemory,
+    memory: PeerTransfers,
     boundary: _Boundary,
     clock: Clock,
 ) -> S3Frontend:
@@ -232,7 +232,7 @@ def _listeners(
 def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[RefreshedView, Lookups]:
     """The read path: the cluster as this gateway sees it, and look-ups."""
     view = RefreshedView(
-        members=Membership(redis), tenants=Policies(redis), clock=clock, refresh_s=config.members_ms / 1000
+        members=Membership(redis), tenants=PolicyBook(redis), clock=clock, refresh_s=config.members_ms / 1000
     )
     settings = LookupSettings(
         secrets=config.secrets, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
@@ -265,7 +265,7 @@ def _own_memory(
     images: ImageReads,
     latents: LatentGateway,
     catalogue: GrpcCatalogue,
-    memory: RemoteMemory,
+    memory: PeerTransfers,
     vaes: KnownVaes,
     reach: Callable[[], Awaitable[None]],
     warming: Warming,
@@ -367,7 +367,7 @@ async def serve(config: GatewayConfig) -> None:
     leases, singles = Leases(lookups), SingleChunkReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
     await (transport := data_plane(OFF)).start()
-    memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
+    memory, vaes, probe = PeerTransfers(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
     reach = RouteCheck(transport, members.nodes).check
     own = _own_memory(
@@ -393,7 +393,7 @@ async def serve(config: GatewayConfig) -> None:
         clock=clock,
     )
     frontends = (
-        ImagesFrontend(config, own, Pictures(owners, decoders, vaes, memory), vaes, admission),
+        ImagesFrontend(config, own, PictureUploads(owners, decoders, vaes, memory), vaes, admission),
         _s3_frontend(
             config=config,
             admission=admission,

@@ -118,7 +118,7 @@ class Allocation:
     async def _raised(
         self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
     ) -> list[ChunkRange]:
-        """Raise the stored chunks to the requested level; return them up to the first chunk that is not stored.
+        """Raise the stored chunks to the requested level; return them up to the first that did not reach it.
 
         The object tier is the highest level.
         """

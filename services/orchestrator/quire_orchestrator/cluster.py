@@ -97,7 +97,7 @@ class Cluster:
         return self._interval_ms, news, self._roster.changes(version)
 
     async def _renew(self, node: Node) -> None:
-        """Time for which reports are gathered, to be written to Redis together, in a large cluster."""
+        """Renew a membership; in a large cluster reports are gathered, and written to Redis together."""
         gather_s = _GATHERED_SHARE * (self._interval_ms - self._config.heartbeat_ms) / 1000
         ttl_ms = max(self._config.member_ttl_ms, 3 * self._interval_ms)
         await self._members.renew(node, ttl_ms, gather_s=gather_s)
@@ -153,15 +153,15 @@ class Cluster:
         return [node for node in await self._members.described() if role in (None, node.role)]
 
     def storage_nodes(self) -> dict[str, Node]:
-        """Live members, by name."""
+        """Return the live storage nodes, by name."""
         return self._storage
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        """Return the share of links of a namespace's tenant."""
+        """Return the policy of a namespace's tenant."""
         return self._policies.tenant(namespace)
 
     def decoders(self) -> list[Node]:
-        """Live storage nodes."""
+        """Return the live decoders."""
         return list(self._of(Role.DECODER).values())
 
     def _of(self, role: Role) -> dict[str, Node]:
@@ -204,7 +204,7 @@ class Cluster:
 
     @property
     def _blind_s(self) -> float:
-        """Forget absences after a gap in reading: no member could renew its membership either."""
+        """Age of the last read after which absences are forgotten: no member could renew its membership either."""
         return max(self._config.member_ttl_ms, 3 * self._interval_ms) / 1000
 
     def _see(self) -> None:

@@ -77,7 +77,7 @@ class ImageDesk:
         return replaced is not None
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Delete an image. Raises `ImageMissing`."""
+        """Return an image's entry. Raises `ImageMissing`."""
         check_image_id(image_id)
         with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
             entry = await self._catalogue.get(tenant, image_id)
@@ -118,7 +118,7 @@ class ImageDesk:
             await self._remove(entry.record_name)
 
     async def _remove(self, record_name: bytes) -> None:
-        """Delete unused records; one that is being read at this moment stays for later."""
+        """Delete a record; one that is being read at this moment stays among the unused, for later."""
         if await self._evict(record_keys(record_name)):
             await self._catalogue.removed(record_name)
 

@@ -40,7 +40,7 @@ class Policies:
             self._stored_in.clear()
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        """Return the share of links of a namespace's tenant."""
+        """Return the policy of a namespace's tenant."""
         return self.of(namespace.tenant)
 
     def of(self, tenant: str) -> TenantPolicy:

@@ -117,7 +117,7 @@ class ChunkHolder(Protocol):
         """
 
     async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
-        """Claim objects for deletion before that time."""
+        """Have objects deleted before that time, or not at all."""
 
     async def is_current(self, node: Node, epoch: str, changes: int) -> bool:
         """Whether a node reports to the index of this name, whose `changes` include all of its reports."""

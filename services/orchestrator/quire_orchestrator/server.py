@@ -27,13 +27,13 @@ from quire_orchestrator.runtime import Orchestrator
 from quire_server.callers import check_own_role
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.lookups import Found, Question
+from quire_server.lookups import LookupAnswer, Question
 from quire_server.quotas import Quotas
 from quire_server.redis import (
     CacheEvents,
     Images,
     Membership,
-    Policies,
+    PolicyBook,
     PrefixIndex,
     RedisCapacity,
     RedisProbe,
@@ -259,11 +259,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         route = self._images.route(entry, request.failed)
         if route is None:
             return images_pb2.RouteImageResponse(build=self._images.build)
-        runners = Found()
+        match = LookupAnswer()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
             try:
-                runners = await self._lookups.lookup(question)
+                match = await self._lookups.lookup(question)
             except BaseException:
                 self._images.finish(route.ticket, failed=False)
                 raise
@@ -274,7 +274,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             owner=route.owner.node_id,
             owner_address=route.owner.grpc_address,
             build=build_of(route.runner),
-            record=images_pb2.LeasedRecord(lease=runners.token, nodes=convert.addresses_to(runners.nodes, grpc=False)),
+            record=images_pb2.LeasedRecord(lease=match.token, nodes=convert.addresses_to(match.nodes, grpc=False)),
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
@@ -313,7 +313,7 @@ async def serve(config: OrchestratorConfig) -> None:
         config=config,
         index=PrefixIndex(redis),
         members=Membership(redis),
-        policies=Policies(redis),
+        policies=PolicyBook(redis),
         holders=GrpcChunkHolder(channels, permits, clock),
         clock=clock,
         events=CacheEvents(redis, config.events_kept) if config.events_kept else None,

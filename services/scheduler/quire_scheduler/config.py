@@ -61,7 +61,7 @@ class SchedulerConfig(MemberConfig):
 
     @property
     def _links(self) -> dict[str, tuple[str, int]]:
-        budgets: dict[str, tuple[str, int]] = {}
+        unplaced: dict[str, tuple[str, int]] = {}
         for part in self.links.split(","):
             place, _, value = part.strip().partition("=")
             name, at, above = place.partition("@")
@@ -71,15 +71,15 @@ class SchedulerConfig(MemberConfig):
                 budget = 0
             if not name or budget <= 0 or bool(at) != bool(above):
                 raise ConfigInvalid(f"{_LINKS}: {part!r} is no link with a budget, name=bytes/s or name@other=bytes/s")
-            if name in budgets:
+            if name in unplaced:
                 raise ConfigInvalid(f"{_LINKS}: {name!r} is named twice")
-            budgets[name] = (above, budget)
+            unplaced[name] = (above, budget)
         links: dict[str, tuple[str, int]] = {}
-        while budgets:
-            next_ = [name for name, (above, _) in budgets.items() if not above or above in links]
+        while unplaced:
+            next_ = [name for name, (above, _) in unplaced.items() if not above or above in links]
             if not next_:
                 raise ConfigInvalid(
-                    f"{_LINKS}: {', '.join(budgets)} lie below links that are not there, or in a circle"
+                    f"{_LINKS}: {', '.join(unplaced)} lie below links that are not there, or in a circle"
                 )
-            links |= {name: budgets.pop(name) for name in next_}
+            links |= {name: unplaced.pop(name) for name in next_}
         return links

@@ -8,7 +8,7 @@ from quire.model.errors import TooManyRequests
 from quire.model.nodes import SchedulerInfo
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.curves import Learned
-from quire_scheduler.core.epochs import Grant, LinkEpochs
+from quire_scheduler.core.epochs import EpochGrant, LinkEpochs
 from quire_scheduler.core.factory import make_policy
 from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.errors import UnknownLink
@@ -43,7 +43,7 @@ class Scheduler:
 
     @property
     def info(self) -> SchedulerInfo:
-        """Return the rate of another delivery: for look-ups that weigh a fetch against a recompute."""
+        """Rate of another delivery: for look-ups that weigh a fetch against a recompute."""
         if not self._leadership.leading:
             return SchedulerInfo()
         self._advance()
@@ -61,7 +61,7 @@ class Scheduler:
             stats[f"link.{name}.newcomer"] = link.newcomer_bytes_per_s
         return stats
 
-    def admit(self, link: str, demand: Demand, held_bytes_per_s: int = 0) -> Grant:
+    def admit(self, link: str, demand: Demand, held_bytes_per_s: int = 0) -> EpochGrant:
         self._check()
         if link not in self._links:
             raise UnknownLink(f"{link!r} has no budget; there are {', '.join(self._links)}", field="link")
@@ -71,7 +71,7 @@ class Scheduler:
         self._link_of[demand.delivery] = link
         return self._links[link].admit(demand, self._clock.monotonic_s(), held_bytes_per_s)
 
-    def renew(self, layers_left: Mapping[str, int]) -> list[Grant]:
+    def renew(self, layers_left: Mapping[str, int]) -> list[EpochGrant]:
         self._check()
         by_link: dict[str, dict[str, int]] = {}
         for delivery, layers in layers_left.items():
@@ -104,7 +104,7 @@ class Scheduler:
                 policy.curves.take_over(learned.get(str(budget), ()))
 
     def _check(self) -> None:
-        """Renew grants.
+        """Check that this scheduler leads.
 
         The knowledge of an earlier leader is out of date: deliveries are admitted again. Raises `NotLeader`.
         """

@@ -11,14 +11,14 @@ from quire.wire.v1 import scheduler_pb2 as pb
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.adapters.shelf import RedisCurveShelf
 from quire_scheduler.config import PREFIX, SchedulerConfig
-from quire_scheduler.core.epochs import Grant
+from quire_scheduler.core.epochs import EpochGrant
 from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.curve_store import CurveStore
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.redis import Kept, RedisLeaderLease, RedisProbe, connect
+from quire_server.redis import RedisLeaderLease, RedisProbe, StoredValue, connect
 from quire_server.service import member_channels, member_tls, run_service, serve_member
 
 
@@ -62,7 +62,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         return pb.ObserveResponse()
 
 
-def _message(grant: Grant) -> pb.Grant:
+def _message(grant: EpochGrant) -> pb.Grant:
     return pb.Grant(
         delivery=grant.delivery,
         rate_bytes_per_s=grant.rate_bytes_per_s,
@@ -106,7 +106,9 @@ async def serve(config: SchedulerConfig) -> None:
 
     await leadership.start()
     memory = (
-        CurveStore(scheduler, leadership, RedisCurveShelf(Kept(redis, "curves")), clock) if redis is not None else None
+        CurveStore(scheduler, leadership, RedisCurveShelf(StoredValue(redis, "curves")), clock)
+        if redis is not None
+        else None
     )
     probe = RedisProbe(redis) if redis is not None else None
     if memory is not None and probe is not None:

@@ -27,7 +27,7 @@ from quire_storage.core.slack import SlackLimits
 from quire_storage.delivery.batches import Promotions, Reading
 from quire_storage.delivery.deliveries import Deliveries
 from quire_storage.delivery.delivery import DeliveryParts
-from quire_storage.delivery.fair_queue import FairQueue, Wire
+from quire_storage.delivery.fair_queue import Wire, WireQueue
 from quire_storage.delivery.prefetch import Prefetches
 from quire_storage.delivery.rates import Rates
 from quire_storage.delivery.transfers import Transfers
@@ -150,7 +150,7 @@ class StorageNode:
             rates=Rates(self._ports.rates, self._clock, config.link_bytes_per_s),
             clock=self._clock,
             wire=Wire(config.wire_bytes),
-            chunkwise=FairQueue(config.chunkwise_max),
+            chunkwise=WireQueue(config.chunkwise_max),
             theta_bytes=lambda: self._theta_bytes,
         )
         transfers = Transfers(self._clock)
@@ -295,7 +295,7 @@ class StorageNode:
 
     @property
     def replicas(self) -> str:
-        """The nodes among which all replicas were last found; empty without drives, which means no replicas."""
+        """Digest of the nodes among which all replicas were last found; empty without drives or replicas."""
         return self._replicator.checked_among if self._pool is not None else ""
 
     @property

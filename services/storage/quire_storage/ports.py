@@ -28,12 +28,12 @@ __all__ = [
     "Clock",
     "ClusterIndex",
     "Drives",
-    "Grant",
     "Listing",
     "ObjectName",
     "ObjectTier",
     "Peers",
     "Ports",
+    "RateGrant",
     "RateSource",
     "Spawn",
 ]
@@ -141,7 +141,7 @@ class AdmissionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RateGrant:
     """A rate in bytes per second, for `left_s`; 0: wait, and renew.
 
     `credit_bytes_per_s`: shared rate of this node's deliveries without a rate. `short`: it is less than the delivery's
@@ -158,8 +158,8 @@ class Grant:
 class RateSource(Protocol):
     """The scheduler."""
 
-    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant: ...
-    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant: ...
+    async def renew(self, layers_left: dict[str, int]) -> list[RateGrant]:
         """Grants of those that the scheduler knows."""
 
     async def finish(self, delivery: str) -> None: ...

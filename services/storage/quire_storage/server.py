@@ -127,8 +127,8 @@ class StorageServicer(StorageServiceServicer):
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
         self._permits.check(request, again=True)
         source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
-        copied = await self._node.requests.replicate(source, keys, hot=request.hot)
-        return pb.ReplicateResponse(kept=bytes(copied))
+        marks = await self._node.requests.replicate(source, keys, hot=request.hot)
+        return pb.ReplicateResponse(kept=bytes(marks))
 
 
 async def serve(config: StorageConfig) -> None:

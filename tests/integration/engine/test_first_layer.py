@@ -23,10 +23,10 @@ from quire.transport.memory import MemoryTransport
 from quire_server.clock import SystemClock
 from quire_storage.core.plan import BatchPlan
 from quire_storage.delivery.batches import ReadyBatch
-from quire_storage.delivery.delivery import Delivery, DeliveryParts
-from quire_storage.delivery.fair_queue import FairQueue, Wire
+from quire_storage.delivery.delivery import DeliveryParts, NodeDelivery
+from quire_storage.delivery.fair_queue import Wire, WireQueue
 from quire_storage.delivery.rates import Rates
-from quire_storage.ports import AdmissionRequest, Grant
+from quire_storage.ports import AdmissionRequest, RateGrant
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import SHAPE, Engine, key_of, payload_of
 
@@ -34,8 +34,8 @@ _COUNT = 8
 
 
 class _Scheduler:
-    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
-        return Grant(request.delivery, 1 << 30, 0.1)
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
+        return RateGrant(request.delivery, 1 << 30, 0.1)
 
     async def finish(self, delivery: str) -> None: ...
 
@@ -58,7 +58,7 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
         rates=Rates(rates, clock, 1 << 30),
         clock=clock,
         wire=Wire(8 << 20),
-        chunkwise=FairQueue(8),
+        chunkwise=WireQueue(8),
         theta_bytes=lambda: 0,
     )
     keys = ChunkKeys(b"".join(map(key_of, range(_COUNT))))
@@ -67,7 +67,7 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
     call = DeliverOrder(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("node", 0, _COUNT),))
     pinned = await engine.tiers.pin(list(keys))
     async with asyncio.timeout(20):
-        outcome = await Delivery(parts, call, pinned.copies).run()
+        outcome = await NodeDelivery(parts, call, pinned.copies).run()
     engine.tiers.unpin(pinned)
     await parts.rates.close()
     async with asyncio.timeout(5):

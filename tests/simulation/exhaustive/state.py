@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.model.durability import Durability
 from quire_storage.core.chunks import Chunk, Copy
-from quire_storage.core.pool_format import PAGE_BYTES, Geometry
+from quire_storage.core.pool_format import PAGE_BYTES, DriveGeometry
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.residency import events as ev
@@ -57,7 +57,7 @@ class State:
         node.memory, node.unsent, node.sending = {}, {}, set()
         pool = None
         if self.scenario.drives:
-            geometry = Geometry(SLAB, 2, 2)
+            geometry = DriveGeometry(SLAB, 2, 2)
             if node.image is None:
                 node.image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
             pool = PoolMap([geometry], [node.image.copy()], 4096)

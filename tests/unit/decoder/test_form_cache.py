@@ -14,7 +14,7 @@ from quire.model.images import ImageEntry
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core import form_cache
-from quire_decoder.core.form_cache import Costs, Form, FormCache, Kept
+from quire_decoder.core.form_cache import Costs, Form, FormCache, KeptForm
 from quire_decoder.core.reuse import Reuse
 
 IMAGE, LATENT = 100, 20
@@ -30,9 +30,9 @@ def _request(cache: FormCache[int], key: int) -> Form | None:
     """As a decoder does: what is fetched and decoded is offered."""
     form = cache.look_up(key)
     if form is None:
-        cache.keep(Kept(key, Form.LATENT), LATENT)
-    if form is not Form.IMAGE and cache.wants(Kept(key, Form.IMAGE), IMAGE):
-        cache.keep(Kept(key, Form.IMAGE), IMAGE)
+        cache.keep(KeptForm(key, Form.LATENT), LATENT)
+    if form is not Form.IMAGE and cache.wants(KeptForm(key, Form.IMAGE), IMAGE):
+        cache.keep(KeptForm(key, Form.IMAGE), IMAGE)
     cache.gone.clear()
     return form
 
@@ -80,9 +80,9 @@ def test_what_is_older_than_the_history_is_forgotten() -> None:
 )
 def test_the_budget_holds_and_nothing_is_lost(events: list[tuple[str, int, Form, int]]) -> None:
     """Against a plain dictionary: what left is not here, what is here has not left, bytes add up by form."""
-    cache, held = _cache(1000, history=64), dict[Kept[int], int]()
+    cache, held = _cache(1000, history=64), dict[KeptForm[int], int]()
     for kind, key, form, size in events:
-        kept = Kept(key, form, "small" if form is Form.RENDITION else "")
+        kept = KeptForm(key, form, "small" if form is Form.RENDITION else "")
         if kind == "r":
             found = cache.look_up(key, kept.rendition)
             mine = [each.form for each in held if each.key == key and (kept.rendition or not each.rendition)]
@@ -155,14 +155,14 @@ def test_a_scan_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hot_rendition_outlives_its_image() -> None:
     """It is small, and saves the decode too: the image's bytes go to others first."""
     cache = _cache(400)
-    cache.keep(Kept(1, Form.LATENT), LATENT)
-    cache.keep(Kept(1, Form.IMAGE), IMAGE)
+    cache.keep(KeptForm(1, Form.LATENT), LATENT)
+    cache.keep(KeptForm(1, Form.IMAGE), IMAGE)
     for at in range(300):
         cache.look_up(1, "small")
-        cache.keep(Kept(1, Form.RENDITION, "small"), 5)
+        cache.keep(KeptForm(1, Form.RENDITION, "small"), 5)
         _request(cache, 2 + at // 6)
-    assert Kept(1, Form.RENDITION, "small") in cache
-    assert Kept(1, Form.IMAGE) not in cache
+    assert KeptForm(1, Form.RENDITION, "small") in cache
+    assert KeptForm(1, Form.IMAGE) not in cache
 
 
 def test_new_images_are_taken_for_used_once() -> None:

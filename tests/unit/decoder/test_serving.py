@@ -24,15 +24,15 @@ from quire_bench.papers.latentbox.serving import (
     sized,
     timed,
 )
-from quire_tools.plan.image_trace import Trace, generate
+from quire_tools.plan.image_trace import ImageTrace, generate
 
 SMALL = Serving(nodes=1, node_bytes=1000, window=100, warmup=0, window_s=1.0, transfer_s=0.0, around_s=0.0)
 EXACT = Fetch(0.1, 0.0)
 
 
-def _trace(times: list[float], objects: list[int]) -> Trace:
+def _trace(times: list[float], objects: list[int]) -> ImageTrace:
     count = max(objects) + 1
-    return Trace(np.array(times), np.array(objects), np.full(count, 100), np.full(count, 20))
+    return ImageTrace(np.array(times), np.array(objects), np.full(count, 100), np.full(count, 20))
 
 
 def _seconds(times: list[float], objects: list[int], setup: SetUp) -> list[float]:

@@ -16,8 +16,8 @@ from quire_bench.papers.latentbox.simulator import (
     simulate_image_store,
 )
 from quire_bench.papers.latentbox.tiers import SieveTier
-from quire_tools.plan.image_trace import PUBLISHED, Trace, generate, read_trace, statistics
-from quire_tools.plan.images import Prices, Scenario, cumulative
+from quire_tools.plan.image_trace import PUBLISHED, ImageTrace, generate, read_trace, statistics
+from quire_tools.plan.images import ImagePrices, Scenario, cumulative
 
 
 def test_the_generated_trace_is_like_the_published_one() -> None:
@@ -32,9 +32,9 @@ def test_the_generated_trace_is_like_the_published_one() -> None:
     assert np.array_equal(trace.objects, again.objects), "the same seed, the same trace"
 
 
-def _trace(objects: list[int], image: int = 100, latent: int = 20) -> Trace:
+def _trace(objects: list[int], image: int = 100, latent: int = 20) -> ImageTrace:
     count = max(objects) + 1
-    return Trace(
+    return ImageTrace(
         np.arange(len(objects), dtype=np.float64),
         np.array(objects),
         np.full(count, image),
@@ -113,10 +113,10 @@ def test_costs_are_near_the_papers() -> None:
     """Over the trace: latents on an RTX 5090 at 0.40 of the image store, on an H100 at 0.91; by 2050, at falling
     prices, a quarter."""
     scenario, gpus = Scenario(), {"H100": 2.5, "RTX 5090": 0.69}
-    today = cumulative(scenario, Prices("constant", 0, 0), scenario.months, gpus)
+    today = cumulative(scenario, ImagePrices("constant", 0, 0), scenario.months, gpus)
     assert today["latents, RTX 5090"] / today["ImgStore"] == pytest.approx(0.40, abs=0.03)
     assert today["latents, H100"] / today["ImgStore"] == pytest.approx(0.91, abs=0.05)
-    later = cumulative(scenario, Prices("falling", 0.2, 0.1), scenario.months + 12 * 24, gpus)
+    later = cumulative(scenario, ImagePrices("falling", 0.2, 0.1), scenario.months + 12 * 24, gpus)
     assert 1 - later["latents, RTX 5090"] / later["ImgStore"] == pytest.approx(0.75, abs=0.03)
     assert scenario.stored(scenario.months) == pytest.approx(scenario.images)
     assert all(scenario.stored(month) < scenario.stored(month + 1) for month in range(100))

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
@@ -49,9 +49,9 @@ from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
-from quire_gateway.kv.transfers import FetchCall, KvTransfers, Placement, StoreCall
+from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall, StorePlacement
 from quire_gateway.ports import Allocated, Decoded, ImageRoute, LayerArrived
-from quire_server.lookups import Found, Question
+from quire_server.lookups import LookupAnswer, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
 KEYS = ChunkKeys(b"".join(bytes([index]) * 32 for index in range(10)))
@@ -115,7 +115,7 @@ class World:
             ),
             latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),
             catalogue=this,
-            memory=RemoteMemory(self.transport),
+            memory=PeerTransfers(self.transport),
             vaes=KnownVaes(this),
             reach=AsyncMock(),
             kept_bytes=kept_bytes,
@@ -148,7 +148,7 @@ class World:
         if node in self.failing:
             raise self.failing[node]
         if data := self.records.get(part.descriptor.keys.at(0)):
-            await RemoteMemory(self.peer).push(data, part.descriptor.target)
+            await PeerTransfers(self.peer).push(data, part.descriptor.target)
         if part.layers_in_stream:
             yield LayerArrived(node, 0)
         yield NodeOutcome(node, part.ranges, b"\1" * sum(each.count for each in part.ranges), 5, quiesced=True)
@@ -156,7 +156,7 @@ class World:
     async def ingest(self, address: str, part: IngestOrder, lent_ms: int) -> NodeOutcome:
         self.ingested.append((address, part))
         if self.reads:
-            self.records[part.records[0].key] = await RemoteMemory(self.peer).pull(part.source, part.source.length)
+            self.records[part.records[0].key] = await PeerTransfers(self.peer).pull(part.source, part.source.length)
         return NodeOutcome("a", part.source_ranges, b"\1" * len(part.records), 9, quiesced=True)
 
     # ---- the orchestrator
@@ -164,11 +164,11 @@ class World:
     async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, *rest: object) -> Allocated:
         return Allocated((ChunkRange("a", first, len(keys) - first),), (NodeAddress("a", "a:1", b"w"),), first)
 
-    async def lookup(self, question: Question) -> Found:
+    async def lookup(self, question: Question) -> LookupAnswer:
         if question.keys.at(0) not in self.records:
-            return Found()
+            return LookupAnswer()
         mine = ChunkRange(self.holders.pop(0) if self.holders else "a", 0, 1)
-        found = Found([mine], [NodeAddress(mine.node_id, f"{mine.node_id}:1", b"w")], TENANT)
+        found = LookupAnswer([mine], [NodeAddress(mine.node_id, f"{mine.node_id}:1", b"w")], TENANT)
         if not question.lease_ttl_ms:
             return found
         return replace(found, lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
@@ -217,14 +217,14 @@ class World:
         if self.owner_fails:
             raise self.owner_fails.pop()
         if self.rendition:
-            await RemoteMemory(self.peer).push(self.rendition, target)
+            await PeerTransfers(self.peer).push(self.rendition, target)
         return Decoded(len(self.rendition), "rendition", "build", {})
 
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         if self.decoder_fails:
             raise self.decoder_fails.pop()
         assert route.record.lease == b"leased"
-        await RemoteMemory(self.peer).push(b"an image", target)
+        await PeerTransfers(self.peer).push(b"an image", target)
         return Decoded(8, "miss", "build", {"decode": 1})
 
 
@@ -320,7 +320,7 @@ async def test_a_store_tells_where_it_goes_first() -> None:
         on_existing=OnExisting.SKIP,
     )
     first, _, last = await _all(world.gateway().store(store))
-    assert isinstance(first, Placement) and first.ranges == (ChunkRange("a", 4, 6),)
+    assert isinstance(first, StorePlacement) and first.ranges == (ChunkRange("a", 4, 6),)
     (_, part) = world.ingested[0]
     assert part.source_ranges == (ChunkRange("a", 0, 6),) and part.records[0].parent == KEYS.at(3)
     assert last == StoreSummary(6, 4, 9)
@@ -450,7 +450,7 @@ async def test_a_record_in_a_clients_memory_is_named_by_its_own_bytes() -> None:
     own, taking = world.own_memory(), {"durability": Durability.LOCAL, "expected": ExpectedImage()}
     values = np.zeros((4, 8, 8), dtype=np.float16)
     record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "ab" * 32), 64, 64))
-    with RemoteMemory(world.peer).lend(record) as source:
+    with PeerTransfers(world.peer).lend(record) as source:
         entry = await own.take_record("t", "one", source, len(record), allow_unknown_vae=False, **taking)  # type: ignore[arg-type]
     assert entry.record_sha256 == hashlib.sha256(record).digest()
     assert world.records[entry.keys.at(0)][: len(record)] == record
@@ -460,7 +460,7 @@ async def test_a_record_in_a_clients_memory_is_named_by_its_own_bytes() -> None:
         (record, 0),
         (record, 1 << 40),
     ):
-        with RemoteMemory(world.peer).lend(damaged) as source, pytest.raises(InvalidRequest):
+        with PeerTransfers(world.peer).lend(damaged) as source, pytest.raises(InvalidRequest):
             await own.take_record("t", "bad", source, length, allow_unknown_vae=True, **taking)  # type: ignore[arg-type]
     assert list(world.images) == ["one"] and len(world.records) == 1
 

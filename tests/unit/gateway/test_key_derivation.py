@@ -31,7 +31,7 @@ from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.kv.retention import Retention
 from quire_gateway.kv.transfers import FetchCall, StoreCall
-from quire_server.lookups import Found, Question
+from quire_server.lookups import LookupAnswer, Question
 from tests.e2e.helpers import LAYOUT
 
 SECRET = os.urandom(32)
@@ -62,9 +62,9 @@ class _Seen:
     def __init__(self) -> None:
         self.keys: list[ChunkKeys] = []
 
-    async def lookup(self, question: Question) -> Found:
+    async def lookup(self, question: Question) -> LookupAnswer:
         self.keys.append(question.keys)
-        return Found([ChunkRange("a", 0, len(question.keys))])
+        return LookupAnswer([ChunkRange("a", 0, len(question.keys))])
 
     async def release(self, token: bytes) -> bool:
         return True
@@ -84,7 +84,7 @@ class _Seen:
         self.keys.append(ChunkKeys(request.chunk_keys))
         return pb.EvictResponse()
 
-    async def prefetch(self, found: Found, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, found: LookupAnswer, keys: ChunkKeys, within_ms: int) -> int:
         self.keys.append(keys)
         return 0
 

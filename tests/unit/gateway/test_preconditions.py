@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_gateway.core.preconditions import Preconditions, Tags, Verdict
+from quire_gateway.core.preconditions import ConditionOutcome, Preconditions, Tags
 
 ETAG = '"abc"'
 MODIFIED_S = 1_700_000_000.75  # Tue, 14 Nov 2023 22:13:20 GMT
@@ -59,26 +59,26 @@ def test_every_header_is_read_to_its_end(header: str) -> None:
 @pytest.mark.parametrize(
     ("conditions", "verdict"),
     [
-        (Preconditions(), Verdict.PROCEED),
-        (Preconditions(if_none_match=ETAG), Verdict.NOT_MODIFIED),
-        (Preconditions(if_none_match=f"W/{ETAG}"), Verdict.NOT_MODIFIED),
-        (Preconditions(if_none_match='"x"'), Verdict.PROCEED),
-        (Preconditions(if_none_match='"x"', if_modified_since=AFTER), Verdict.PROCEED),
-        (Preconditions(if_modified_since=AT), Verdict.NOT_MODIFIED),
-        (Preconditions(if_modified_since=BEFORE), Verdict.PROCEED),
-        (Preconditions(if_modified_since="yesterday"), Verdict.PROCEED),
-        (Preconditions(if_match=ETAG), Verdict.PROCEED),
-        (Preconditions(if_match="*"), Verdict.PROCEED),
-        (Preconditions(if_match=f"W/{ETAG}"), Verdict.FAILED),
-        (Preconditions(if_match='"x"'), Verdict.FAILED),
-        (Preconditions(if_match=ETAG, if_none_match=ETAG), Verdict.NOT_MODIFIED),
-        (Preconditions(if_match=ETAG, if_unmodified_since=BEFORE), Verdict.PROCEED),
-        (Preconditions(if_unmodified_since=BEFORE), Verdict.FAILED),
-        (Preconditions(if_unmodified_since=AT), Verdict.PROCEED),
-        (Preconditions(if_unmodified_since="never"), Verdict.PROCEED),
+        (Preconditions(), ConditionOutcome.PROCEED),
+        (Preconditions(if_none_match=ETAG), ConditionOutcome.NOT_MODIFIED),
+        (Preconditions(if_none_match=f"W/{ETAG}"), ConditionOutcome.NOT_MODIFIED),
+        (Preconditions(if_none_match='"x"'), ConditionOutcome.PROCEED),
+        (Preconditions(if_none_match='"x"', if_modified_since=AFTER), ConditionOutcome.PROCEED),
+        (Preconditions(if_modified_since=AT), ConditionOutcome.NOT_MODIFIED),
+        (Preconditions(if_modified_since=BEFORE), ConditionOutcome.PROCEED),
+        (Preconditions(if_modified_since="yesterday"), ConditionOutcome.PROCEED),
+        (Preconditions(if_match=ETAG), ConditionOutcome.PROCEED),
+        (Preconditions(if_match="*"), ConditionOutcome.PROCEED),
+        (Preconditions(if_match=f"W/{ETAG}"), ConditionOutcome.FAILED),
+        (Preconditions(if_match='"x"'), ConditionOutcome.FAILED),
+        (Preconditions(if_match=ETAG, if_none_match=ETAG), ConditionOutcome.NOT_MODIFIED),
+        (Preconditions(if_match=ETAG, if_unmodified_since=BEFORE), ConditionOutcome.PROCEED),
+        (Preconditions(if_unmodified_since=BEFORE), ConditionOutcome.FAILED),
+        (Preconditions(if_unmodified_since=AT), ConditionOutcome.PROCEED),
+        (Preconditions(if_unmodified_since="never"), ConditionOutcome.PROCEED),
     ],
 )
-def test_verdicts(conditions: Preconditions, verdict: Verdict) -> None:
+def test_verdicts(conditions: Preconditions, verdict: ConditionOutcome) -> None:
     """In the order of §13.2.2; whole seconds count, and a date that is none is passed over."""
     assert conditions.of_read(ETAG, MODIFIED_S) is verdict
 

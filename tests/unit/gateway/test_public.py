@@ -26,14 +26,14 @@ from quire_gateway.access.admission import Admission, Principal
 from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.config import GatewayConfig
 from quire_gateway.kv.transfers import FetchCall
-from quire_server.lookups import Found, Question
+from quire_server.lookups import LookupAnswer, Question
 
 
 class _Lookups:
     release = None
 
-    async def lookup(self, question: Question) -> Found:
-        return Found([ChunkRange("a", 0, len(question.keys))])
+    async def lookup(self, question: Question) -> LookupAnswer:
+        return LookupAnswer([ChunkRange("a", 0, len(question.keys))])
 
 
 def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:

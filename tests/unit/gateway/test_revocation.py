@@ -14,14 +14,14 @@ from quire.model.errors import Unauthenticated
 from quire.testing import FakeClock
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.access.revocation import Revocations
-from quire_server.redis.access import AccessKey, Grant, Level
+from quire_server.redis.access import AccessGrant, AccessKey, AccessLevel
 from tests.polling import eventually
 from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream
 
-GRANT = Grant("bob", "bucket", "", Level.READ)
+GRANT = AccessGrant("bob", "bucket", "", AccessLevel.READ)
 KEY = AccessKey("key", "alice", (GRANT,), rdma=True)
 RESTRICTED = (None, replace(KEY, generation=2), replace(KEY, read_only=True), replace(KEY, rdma=False))
-SAME = (KEY, replace(KEY, grants=(GRANT, Grant("carol", "bucket", "", Level.WRITE))))
+SAME = (KEY, replace(KEY, grants=(GRANT, AccessGrant("carol", "bucket", "", AccessLevel.WRITE))))
 
 
 @pytest.mark.parametrize("current", [*RESTRICTED, replace(KEY, grants=()), replace(KEY, tenant="bob")])

@@ -30,7 +30,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 )
 from quire_gateway.access.admission import Principal
 from quire_gateway.grpc import sessions
-from quire_gateway.grpc.sessions import Session
+from quire_gateway.grpc.session import Session
 from quire_server.grpc_server import Server
 from tests.polling import eventually
 from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, session_stream

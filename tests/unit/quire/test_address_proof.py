@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.model.address_proof import AddressProofs, Step
+from quire.model.address_proof import AddressProofs, ProofStep
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import AddressUnproven, TargetInvalid
 from quire.model.keys import ChunkKeys
@@ -13,8 +13,8 @@ OLD, NEW = b"o" * 32, b"n" * 32
 NONCE = b"n" * 16
 
 
-@pytest.mark.parametrize("step", Step)
-def test_a_challenge_is_answered_by_its_nonce_only(step: Step) -> None:
+@pytest.mark.parametrize("step", ProofStep)
+def test_a_challenge_is_answered_by_its_nonce_only(step: ProofStep) -> None:
     proofs = AddressProofs(OLD)
     challenge = proofs.challenge(step, "alice", b"here", NONCE, 1000)
     assert proofs.answered(challenge, "alice", b"here", NONCE, 999) is step

@@ -10,7 +10,7 @@ import pytest
 
 from quire.client.buffers import Buffer
 from quire.client.quarantine import Quarantine, may_be_in_use
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -35,7 +35,7 @@ async def pair() -> AsyncIterator[tuple[MemoryTransport, MemoryTransport]]:
 
 async def test_pushes_to_a_key_that_is_none_cost_no_memory(pair: tuple[MemoryTransport, MemoryTransport]) -> None:
     mine, other = pair
-    remote_memory = RemoteMemory(mine)
+    remote_memory = PeerTransfers(mine)
     room = Buffer.allocate(other, 64)
     bad = replace(room.target(), remote_key=b"no such key")
     for _ in range(100):
@@ -47,7 +47,7 @@ async def test_pushes_to_a_key_that_is_none_cost_no_memory(pair: tuple[MemoryTra
 
 @pytest.mark.parametrize("error", [NoDecoder("none"), MetadataUnavailable("down"), InvalidRequest("no")])
 async def test_who_refuses_uses_no_memory(error: QuireError, pair: tuple[MemoryTransport, MemoryTransport]) -> None:
-    remote_memory = RemoteMemory(pair[0])
+    remote_memory = PeerTransfers(pair[0])
     for _ in range(100):
         with pytest.raises(type(error)), remote_memory.lend(b"data"):
             raise error

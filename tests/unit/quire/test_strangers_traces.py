@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
 import quire_server.grpc_server as grpc_server_module
 from quire.telemetry import entry
-from quire_server.grpc_server import Served
+from quire_server.grpc_server import MeasuredService
 
 _TRACE, _SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 _HEADERS = {"traceparent": f"00-{_TRACE:032x}-{_SPAN:016x}-01"}
@@ -25,7 +25,7 @@ def _recorded(
     provider = TracerProvider(sampler=ParentBased(ALWAYS_ON if record else ALWAYS_OFF))
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(grpc_server_module, "tracer", lambda: provider.get_tracer("test"))
-    served = Served(["quire.v1.GatewayService"], strangers=strangers)
+    served = MeasuredService(["quire.v1.GatewayService"], strangers=strangers)
     with served.request("/quire.v1.GatewayService/Lookup", headers):
         pass
     return list(spans.get_finished_spans())

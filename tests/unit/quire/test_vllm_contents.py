@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.integrations.vllm.contents import ContentNames, Contents, Unnamed
+from quire.integrations.vllm.contents import ContentNames, ModelContents, Unnamed
 
 BLOCK = 16
 
@@ -219,7 +219,7 @@ def test_an_image_that_came_later_has_no_name() -> None:
     second = _Request(mm_features=[_image("b", torch.ones(4), BLOCK)])
     assert names.of(second).blocks_max(second, BLOCK) == 1, "vLLM has the other one"
     assert contents.blocks_max(request, BLOCK) == 3
-    assert Contents().blocks_max(request, BLOCK) == 0
+    assert ModelContents().blocks_max(request, BLOCK) == 0
 
 
 def test_images_are_forgotten_in_time() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.integrations.vllm.reuse import Reuse
+from quire.integrations.vllm.reuse import BlockReuse
 from tests.unit.quire.vllm_scheduler import Client, Request, World, close_clients
 
 BLOCKS = [[11, 12, 13, 14, 15, 16]]
@@ -54,7 +54,7 @@ def test_nothing_is_stored_where_a_user_says_never() -> None:
 
 
 def test_of_old_requests_the_first_blocks_are_remembered_for_longest() -> None:
-    reuse = Reuse(hashes_max=3)
+    reuse = BlockReuse(hashes_max=3)
     hashes = [bytes([number]) * 32 for number in range(4)]
     reuse.note(hashes)
     assert reuse.seen(hashes) == 3

@@ -14,7 +14,7 @@ import pytest
 from quire.client import Buffer
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.plan import StorePlan
-from quire.integrations.vllm.stores import Stores
+from quire.integrations.vllm.stores import BlockStores
 from quire.integrations.vllm.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -78,7 +78,7 @@ class _Worker:
         blocks: Any = _Blocks()
         pool = StagingPool(Buffer.allocate(MemoryTransport(), room * SLAB))
         parts = WorkerParts(client=client, blocks=blocks, pool=pool, shard=0, count=self._count)
-        self.stores = Stores(parts, Durability.MEMORY)
+        self.stores = BlockStores(parts, Durability.MEMORY)
 
     def step(self, first: int, stop: int, known: int = 0) -> None:
         plan = StorePlan(

@@ -14,7 +14,7 @@ from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.curve_store import CurveStore
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
-from quire_server.redis import Kept
+from quire_server.redis import StoredValue
 from tests.unit.scheduler.test_leadership import SharedLease
 
 CONFIG = SchedulerConfig(links="one=1000000,two=1000000,wide=5000000", lease_ms=100)
@@ -88,7 +88,7 @@ async def test_curves_lie_in_redis_and_expire(redis_client: redis.Redis) -> None
     clock = FakeClock()
     scheduler = Scheduler(CONFIG, clock, Leadership("only", None, 100, clock))
     _observe(scheduler)
-    shelf = RedisCurveShelf(Kept(redis_client, "curves"))
+    shelf = RedisCurveShelf(StoredValue(redis_client, "curves"))
     assert await shelf.found() == {}
     await shelf.keep(scheduler.learned())
     assert await shelf.found() == scheduler.learned()

@@ -16,7 +16,7 @@ from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
 from quire_storage.core.chunks import Chunk, Copy, Placed
-from quire_storage.core.pool_format import PAGE_BYTES, Geometry
+from quire_storage.core.pool_format import PAGE_BYTES, DriveGeometry
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.residency import events as ev
@@ -66,7 +66,7 @@ class World:
         drive_slabs: int = 3,
         settings: ResidencySettings | None = None,
     ) -> None:
-        geometry = Geometry(SLAB, drive_slabs, 8)
+        geometry = DriveGeometry(SLAB, drive_slabs, 8)
         images = [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(drives)]
         self.pool = PoolMap([geometry] * drives, images, 4096) if drives else None
         arena = SlotAllocator(arena_slabs * SLAB, SLAB)

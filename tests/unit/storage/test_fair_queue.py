@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from quire_storage.delivery.fair_queue import FairQueue, Wire
+from quire_storage.delivery.fair_queue import Wire, WireQueue
 
 _LONG_S = 60.0
 
 
 async def test_tenants_take_turns_at_places() -> None:
     """A tenant with many chunkwise deliveries in line does not keep another's first one waiting."""
-    gate, order = FairQueue(1), []
+    gate, order = WireQueue(1), []
 
     async def delivery(tenant: str) -> None:
         leave = await gate.enter(tenant, 1.0, 1, _LONG_S)
@@ -31,7 +31,7 @@ async def test_tenants_take_turns_at_places() -> None:
 
 
 async def test_one_that_gives_up_in_line_costs_no_other_a_place() -> None:
-    gate = FairQueue(2)
+    gate = WireQueue(2)
     leave_first = await gate.enter("a", 1.0, 1, _LONG_S)
     leave_second = await gate.enter("a", 1.0, 1, _LONG_S)
     waiting = [asyncio.create_task(gate.enter(name, 1.0, 1, _LONG_S)) for name in "bcd"]

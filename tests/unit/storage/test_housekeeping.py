@@ -20,7 +20,7 @@ from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, Tenant
 from quire.testing import FakeClock
 from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.namespaces import Found, Group, NamespaceBook, _Followed
+from quire_storage.core.namespaces import ChunkFacts, Group, NamespaceBook, _Followed
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -163,7 +163,7 @@ def test_namespaces_of_a_tenant_are_bounded_together() -> None:
     assert scene.book.excess(both, 0) == [], "not before all is known"
     scene.here[_key(2, 0)] = _chunk(2, 0, TWO)
     scene.book.add(
-        [Found(_key(2, 0), b"", TWO, SIZE, 0), Found(_key(9, 0), b"", TWO, SIZE, 0)], scene.here.__contains__
+        [ChunkFacts(_key(2, 0), b"", TWO, SIZE, 0), ChunkFacts(_key(9, 0), b"", TWO, SIZE, 0)], scene.here.__contains__
     )
     scene.book.walked([TWO])
     scene.enter([_chunk(3, 0, TWO)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.model.errors import DeadlineExceeded
 from quire.transport import Quiesced, decode_message
-from quire_storage.delivery.delivery import Delivery
+from quire_storage.delivery.delivery import NodeDelivery
 
 
 class _Parts:
@@ -39,7 +39,7 @@ class _Parts:
 
 async def test_the_client_gets_quiesced_when_nothing_is_in_flight() -> None:
     """Finding D10: its memory stayed lent for 51 minutes. After everything is closed here, not before."""
-    parts, delivery = _Parts(), object.__new__(Delivery)
+    parts, delivery = _Parts(), object.__new__(NodeDelivery)
     target = SimpleNamespace(worker_address=b"client")
     call = SimpleNamespace(delivery_id=b"d" * 16, node_index=3, descriptor=SimpleNamespace(target=target))
     vars(delivery).update(

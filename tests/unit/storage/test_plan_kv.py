@@ -9,10 +9,10 @@ import pytest
 
 from quire.model.errors import InvalidRequest
 from quire.model.profile import Profiles
-from quire_tools.plan.kv import Prices, Rates, Tiers, run
+from quire_tools.plan.kv import PlannedTiers, Prices, TierRates, run
 
 PROFILE = Profiles().find("Llama-3.1-8B", "a100-80gb")
-PRICES, RATES = Prices(5.0, 4.0, 0.1, 0.02), Rates(12.5, 10.0, 2.0)
+PRICES, RATES = Prices(5.0, 4.0, 0.1, 0.02), TierRates(12.5, 10.0, 2.0)
 BYTES, BLOCK = 131_072, 512
 
 
@@ -30,7 +30,13 @@ def _trace(tmp_path: Path, times: bool = True) -> Path:
 
 def test_parts_add_up_and_more_cache_hits_more(tmp_path: Path) -> None:
     assert PROFILE is not None
-    tiers = [Tiers(0, 0), Tiers(0.7, 0), Tiers(10, 0), Tiers(0.7, 10), Tiers(0.7, 0.7, in_s3=True)]
+    tiers = [
+        PlannedTiers(0, 0),
+        PlannedTiers(0.7, 0),
+        PlannedTiers(10, 0),
+        PlannedTiers(0.7, 10),
+        PlannedTiers(0.7, 0.7, in_s3=True),
+    ]
     report = run(_trace(tmp_path), tiers, PRICES, RATES, PROFILE, BYTES, BLOCK)
     rows = [row.measured for row in report.rows]
     for row in rows:
@@ -48,10 +54,10 @@ def test_parts_add_up_and_more_cache_hits_more(tmp_path: Path) -> None:
 def test_what_cannot_be_planned(tmp_path: Path) -> None:
     assert PROFILE is not None
     with pytest.raises(InvalidRequest, match="times"):
-        run(_trace(tmp_path, times=False), [Tiers(0, 0)], PRICES, RATES, PROFILE, BYTES, BLOCK)
+        run(_trace(tmp_path, times=False), [PlannedTiers(0, 0)], PRICES, RATES, PROFILE, BYTES, BLOCK)
     with pytest.raises(InvalidRequest, match="bytes_per_token"):
-        run(_trace(tmp_path), [Tiers(0, 0)], PRICES, RATES, PROFILE, 0, BLOCK)
+        run(_trace(tmp_path), [PlannedTiers(0, 0)], PRICES, RATES, PROFILE, 0, BLOCK)
     with pytest.raises(InvalidRequest, match="gpu_hour"):
         Prices(-1, 0, 0, 0)
     with pytest.raises(InvalidRequest):
-        run(tmp_path / "nothing", [Tiers(0, 0)], PRICES, RATES, PROFILE, BYTES, BLOCK)
+        run(tmp_path / "nothing", [PlannedTiers(0, 0)], PRICES, RATES, PROFILE, BYTES, BLOCK)

@@ -15,7 +15,7 @@ from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool_format import (
     PAGE_BYTES,
-    Geometry,
+    DriveGeometry,
     Superblock,
     find_headers,
     header_bytes,
@@ -30,15 +30,15 @@ from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slots import Shape
 from quire_storage.errors import ForeignPool
 
-GEOMETRY = Geometry(1 << 18, 8, 24)
-LARGE = Geometry(1 << 18, 80, 96)  # room for all that the property test stores
+GEOMETRY = DriveGeometry(1 << 18, 8, 24)
+LARGE = DriveGeometry(1 << 18, 80, 96)  # room for all that the property test stores
 
 
-def _map(images: list[npt.NDArray[np.uint8]], stripe_bytes: int = 8192, geometry: Geometry = GEOMETRY) -> PoolMap:
+def _map(images: list[npt.NDArray[np.uint8]], stripe_bytes: int = 8192, geometry: DriveGeometry = GEOMETRY) -> PoolMap:
     return PoolMap([geometry] * len(images), images, stripe_bytes)
 
 
-def _images(count: int = 2, geometry: Geometry = GEOMETRY) -> list[npt.NDArray[np.uint8]]:
+def _images(count: int = 2, geometry: DriveGeometry = GEOMETRY) -> list[npt.NDArray[np.uint8]]:
     return [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(count)]
 
 

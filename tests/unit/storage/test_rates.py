@@ -10,7 +10,7 @@ from quire.model.errors import InvalidRequest, NodeUnavailable
 from quire.model.policy import TenantPolicy
 from quire.testing import FakeClock
 from quire_storage.delivery.rates import Allowance, Rates
-from quire_storage.ports import AdmissionRequest, Grant
+from quire_storage.ports import AdmissionRequest, RateGrant
 
 
 class UnlikelyDemand(InvalidRequest):
@@ -30,15 +30,15 @@ class Scheduler:
         if self.away:
             raise NodeUnavailable("the scheduler")
 
-    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
         self._check()
         self.known.add(request.delivery)
         self.heard.append(("admit", request.delivery, layers_left, held_bytes_per_s))
-        return Grant(request.delivery, self.rate, 0.1, self.credit)
+        return RateGrant(request.delivery, self.rate, 0.1, self.credit)
 
-    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+    async def renew(self, layers_left: dict[str, int]) -> list[RateGrant]:
         self._check()
-        return [Grant(name, self.rate, 0.1, self.credit) for name in layers_left if name in self.known]
+        return [RateGrant(name, self.rate, 0.1, self.credit) for name in layers_left if name in self.known]
 
     async def finish(self, delivery: str) -> None:
         self._check()
@@ -92,13 +92,13 @@ async def test_a_short_rate_is_renewed_soon_and_when_this_nodes_own_delivery_end
     await clock.advance(0.001)
     left_s, short, renewals = 0.02, True, 0
 
-    async def admit(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
-        return Grant(request.delivery, 0, left_s, short=True)
+    async def admit(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
+        return RateGrant(request.delivery, 0, left_s, short=True)
 
-    async def renew(layers_left: dict[str, int]) -> list[Grant]:
+    async def renew(layers_left: dict[str, int]) -> list[RateGrant]:
         nonlocal renewals
         renewals += 1
-        return [Grant(name, 1000 * renewals, left_s if short else 0.1, short=short) for name in layers_left]
+        return [RateGrant(name, 1000 * renewals, left_s if short else 0.1, short=short) for name in layers_left]
 
     scheduler.admit, scheduler.renew = admit, renew  # type: ignore[method-assign]
     late = await _admit(rates, _request("late"))
@@ -180,7 +180,7 @@ async def test_a_refusal_costs_its_own_delivery_only() -> None:
     first = await _admit(rates, _request("a"))
     admit = scheduler.admit
 
-    async def refuse(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+    async def refuse(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
         if request.delivery == "bad":
             raise UnlikelyDemand("no")
         return await admit(request, layers_left, held_bytes_per_s)
@@ -200,7 +200,7 @@ async def test_renewals_survive_unexpected_errors() -> None:
     allowance = await _admit(rates, _request("a"))
     renew = scheduler.renew
 
-    async def burst(layers_left: dict[str, int]) -> list[Grant]:
+    async def burst(layers_left: dict[str, int]) -> list[RateGrant]:
         raise RuntimeError("a bug")
 
     scheduler.renew = burst  # type: ignore[method-assign]
@@ -277,7 +277,7 @@ async def test_an_admission_that_is_cancelled_leaves_nothing_behind() -> None:
     rates = Rates(scheduler, clock, 4_000_000)
     stuck = asyncio.Event()
 
-    async def never(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+    async def never(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
         await stuck.wait()
         raise AssertionError
 

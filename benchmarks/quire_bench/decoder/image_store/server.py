@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node
@@ -41,7 +41,7 @@ class ImageStore(DecoderServiceServicer):
 
     def __init__(self, config: DecoderConfig, channels: ChannelPool, transport: Transport, clock: ClusterClock) -> None:
         self._delay_s = config.fetch_delay_ms / 1e3
-        self._remote_memory = RemoteMemory(transport)
+        self._remote_memory = PeerTransfers(transport)
         self._records = StoredRecords(
             channels=channels,
             transport=transport,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from quire_bench.papers.latentbox.dual_cache import Costs, DualCache, Outcome, Tuning
 from quire_bench.papers.latentbox.tiers import LruTier
 from quire_decoder.core.form_cache import Costs as FormCosts
-from quire_decoder.core.form_cache import Form, FormCache, Kept
-from quire_tools.plan.image_trace import Trace
+from quire_decoder.core.form_cache import Form, FormCache, KeptForm
+from quire_tools.plan.image_trace import ImageTrace
 
 NODES: Final = 3
 NODE_BYTES: Final = 2_000_000_000
@@ -140,8 +140,8 @@ class Forms:
         if form is Form.IMAGE:
             return Found.IMAGE
         if form is None:
-            cache.keep(Kept(key, Form.LATENT), latent_bytes)
-        if cache.wants(image := Kept(key, Form.IMAGE), image_bytes):
+            cache.keep(KeptForm(key, Form.LATENT), latent_bytes)
+        if cache.wants(image := KeptForm(key, Form.IMAGE), image_bytes):
             cache.keep(image, image_bytes)
         cache.gone.clear()
         return Found.MISS if form is None else Found.LATENT
@@ -150,7 +150,7 @@ class Forms:
         if not self._warm:
             return
         self._cache.announce(key)
-        self._cache.keep(Kept(key, Form.LATENT), latent_bytes)
+        self._cache.keep(KeptForm(key, Form.LATENT), latent_bytes)
         self._cache.gone.clear()
 
 
@@ -226,7 +226,7 @@ def quire_setup(decode_s: float = Serving().decode_s, history: int = 1 << 17, *,
     return SetUp(lambda size, seed: Forms(size, decode_s, history, seed, warm=warm))
 
 
-def sized(trace: Trace) -> Trace:
+def sized(trace: ImageTrace) -> ImageTrace:
     """With the paper's mean sizes in its window."""
     factors = PNG_BYTES / trace.image_bytes.mean(), LATENT_BYTES / trace.latent_bytes.mean()
     images, latents = (
@@ -237,14 +237,14 @@ def sized(trace: Trace) -> Trace:
 
 
 def serve(
-    trace: Trace, setup: SetUp, serving: Serving, progress: Callable[[int], object] = lambda requests: None
+    trace: ImageTrace, setup: SetUp, serving: Serving, progress: Callable[[int], object] = lambda requests: None
 ) -> Served:
     """The last `window` requests of a trace, after `warmup` requests that are not timed."""
     return timed(trace, setup, serving, look_ups(trace, setup, serving, progress))
 
 
 def look_ups(
-    trace: Trace, setup: SetUp, serving: Serving, progress: Callable[[int], object] = lambda requests: None
+    trace: ImageTrace, setup: SetUp, serving: Serving, progress: Callable[[int], object] = lambda requests: None
 ) -> list[Found]:
     """Where each request of the window finds its image: in which order they come counts, not when."""
     first, start = _bounds(trace, serving)
@@ -298,7 +298,9 @@ class _Devices:
         return request in self.begins and self.begins[request] + self._decode_s <= now
 
 
-def timed(trace: Trace, setup: SetUp, serving: Serving, found: list[Found], owners: list[int] | None = None) -> Served:
+def timed(
+    trace: ImageTrace, setup: SetUp, serving: Serving, found: list[Found], owners: list[int] | None = None
+) -> Served:
     """How long the requests of the window take, by where they find their images. `owners`: of each image its node.
 
     Requests for an image that is being fetched or decoded wait for that (§4.4); a fetch occupies nothing.
@@ -343,19 +345,19 @@ def timed(trace: Trace, setup: SetUp, serving: Serving, found: list[Found], owne
     return served
 
 
-def _bounds(trace: Trace, serving: Serving) -> tuple[int, int]:
+def _bounds(trace: ImageTrace, serving: Serving) -> tuple[int, int]:
     """The first request of the warm-up, and that of the window."""
     start = max(0, len(trace) - serving.window)
     return max(0, start - serving.warmup), start
 
 
-def _owners(trace: Trace, serving: Serving) -> list[int]:
+def _owners(trace: ImageTrace, serving: Serving) -> list[int]:
     """Of each image the node that it belongs to."""
     owners: list[int] = np.random.default_rng(2).integers(0, serving.nodes, len(trace.image_bytes)).tolist()
     return owners
 
 
-def _births(trace: Trace, first: int) -> list[bool]:
+def _births(trace: ImageTrace, first: int) -> list[bool]:
     """Of the requests from `first` on, which is the first one that there ever was for its image."""
     _, earliest = np.unique(trace.objects, return_index=True)
     births = np.zeros(len(trace), dtype=bool)
@@ -364,7 +366,7 @@ def _births(trace: Trace, first: int) -> list[bool]:
     return listed
 
 
-def loaded(trace: Trace, serving: Serving, queued_s: float = QUEUED_S) -> Serving:
+def loaded(trace: ImageTrace, serving: Serving, queued_s: float = QUEUED_S) -> Serving:
     """With the window so long that LB-LatentCache's requests queue for so long in mean, as the paper's did."""
     setup = paper_setups(serving.decode_s)["LB-LatentCache"]
     found = look_ups(trace, setup, serving)
@@ -380,7 +382,7 @@ def as_long_as(serving: Serving, enough: Callable[[Serving], bool]) -> Serving:
     return replace(serving, window_s=high)
 
 
-def generation(trace: Trace, serving: Serving) -> Served:
+def generation(trace: ImageTrace, serving: Serving) -> Served:
     """On-demand generation of the window's first thousand requests: what was seen before comes from a cache.
 
     At the rate at which the mean is the paper's.
@@ -395,7 +397,7 @@ def generation(trace: Trace, serving: Serving) -> Served:
     return timed(subset, setup, rated, found)
 
 
-def floor_ms(trace: Trace, serving: Serving, capacity_bytes: int) -> float:
+def floor_ms(trace: ImageTrace, serving: Serving, capacity_bytes: int) -> float:
     """Mean latency that no cache of both forms can beat, knowing the future, with idle devices.
 
     To have a form at an image's next request takes its bytes for the requests in between. All of these together are at

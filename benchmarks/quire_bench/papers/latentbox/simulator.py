@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire_bench.papers.latentbox.dual_cache import Costs, Counters, DualCache, Outcome, Tuning
 from quire_bench.papers.latentbox.tiers import LruTier, Tier
-from quire_tools.plan.image_trace import Trace
+from quire_tools.plan.image_trace import ImageTrace
 
 MakeTier = Callable[[int, float], Tier[int]]
 DECODE_S: Final = 0.040
@@ -42,7 +42,7 @@ class Result:
 
 
 def simulate(
-    trace: Trace,
+    trace: ImageTrace,
     capacity_bytes: int,
     alpha: float,
     tuning: Tuning,
@@ -85,7 +85,7 @@ def simulate(
     return result
 
 
-def simulate_image_store(trace: Trace, capacity_bytes: int, fetch_s: float = FETCH_S) -> npt.NDArray[np.float32]:
+def simulate_image_store(trace: ImageTrace, capacity_bytes: int, fetch_s: float = FETCH_S) -> npt.NDArray[np.float32]:
     """ImgStore: PNG in the object tier, an LRU of images in front, no decoding."""
     tier: LruTier[int] = LruTier(capacity_bytes, 0.1)
     images = trace.image_bytes.tolist()
@@ -97,7 +97,7 @@ def simulate_image_store(trace: Trace, capacity_bytes: int, fetch_s: float = FET
     return latencies
 
 
-def belady_miss_ratio(trace: Trace, capacity_bytes: int, sizes: npt.NDArray[np.int64]) -> float:
+def belady_miss_ratio(trace: ImageTrace, capacity_bytes: int, sizes: npt.NDArray[np.int64]) -> float:
     """Of a single-format cache that knows the future: out goes what is used last from now."""
     never = len(trace)
     upcoming = np.full(len(sizes), never, dtype=np.int64)

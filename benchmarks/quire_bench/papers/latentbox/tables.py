@@ -28,7 +28,7 @@ from quire_bench.papers.latentbox.serving import (
     sized,
     timed,
 )
-from quire_tools.plan.image_trace import Trace, generate
+from quire_tools.plan.image_trace import ImageTrace, generate
 from quire_tools.report import Report, Row
 
 CACHE_SHARES: Final = (0.01, 0.02, 0.05)
@@ -39,7 +39,7 @@ _PUBLISHED_ALONE_MS: Final = 94.5
 Step = Callable[[int], object]
 
 
-def run_table(trace: Trace, step: Step) -> Report:
+def run_table(trace: ImageTrace, step: Step) -> Report:
     """The six rows of Table 4 beside the published ones, Figure 7's shares, and the decoder's own cache."""
     report = Report("images: Table 4", {"name": "the paper's mean", "unit": "ms"}, tall=True)
     trace = sized(trace)
@@ -66,7 +66,7 @@ def run_table(trace: Trace, step: Step) -> Report:
     return report
 
 
-def run_policies(trace: Trace, step: Step) -> Report:
+def run_policies(trace: ImageTrace, step: Step) -> Report:
     """Mean and P99 by the cache's share of all images: an image store, LatentBox, the decoder's; and the floor."""
     report = Report("images: policies", {"name": "ImgStore, same trace and bytes", "unit": "mean, ms"}, tall=True)
     trace = sized(trace)
@@ -92,7 +92,7 @@ def run_policies(trace: Trace, step: Step) -> Report:
     return report
 
 
-def run_changing(trace: Trace, seed: int, step: Step) -> Report:
+def run_changing(trace: ImageTrace, seed: int, step: Step) -> Report:
     """The best static split of LatentBox's cache, its tuned one, and the decoder's, while the workload changes."""
     report = Report("images: a trace that changes", {"name": "the best static split", "unit": "mean, ms"}, tall=True)
     changed = changing(trace, seed)
@@ -120,7 +120,7 @@ _NEW_SHARE: Final = 0.5
 _VIRAL_SHARE: Final = 0.1
 
 
-def changing(trace: Trace, seed: int) -> Trace:
+def changing(trace: ImageTrace, seed: int) -> ImageTrace:
     """The end of a trace with a day's rhythm, an image that goes viral for one of four days, and a model's release."""
     trace, rng = sized(trace), np.random.default_rng(seed)
     count = min(len(trace), 400_000)
@@ -134,7 +134,7 @@ def changing(trace: Trace, seed: int) -> Trace:
     objects[new] = len(trace.image_bytes) + released.objects[: int(new.sum())]
     phase = np.linspace(0, 2 * math.pi * _DAYS, count)
     pace = 1 + 0.6 * np.sin(phase)  # seconds between requests: at night three times as long as in the evening
-    return Trace(
+    return ImageTrace(
         np.cumsum(pace),
         objects,
         np.concatenate((trace.image_bytes, released.image_bytes * 3 // 2)),
@@ -142,7 +142,7 @@ def changing(trace: Trace, seed: int) -> Trace:
     )
 
 
-def run_spillover(trace: Trace, step: Step) -> Report:
+def run_spillover(trace: ImageTrace, step: Step) -> Report:
     """Six nodes, a thousand times the speed, θ 4 (Figure 10): with spillover and without."""
     report = Report("images: spillover", {"name": "every decode at its owner", "unit": "mean, ms"}, tall=True)
     trace = sized(trace)
@@ -181,5 +181,5 @@ def _shares(served: Served) -> dict[str, float]:
     return {f"{found.value}, %": 100 * served.share(found) for found in Found}
 
 
-def _images(trace: Trace, serving: Serving) -> int:
+def _images(trace: ImageTrace, serving: Serving) -> int:
     return len(np.unique(trace.objects[-serving.window :]))

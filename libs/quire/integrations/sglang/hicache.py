@@ -88,7 +88,7 @@ class _Pages:
         first = pool.get_page_buffer_meta(_tokens(0, pool.page_size))
         last = pool.get_page_buffer_meta(_tokens(pool.page_num - 1, pool.page_size))
         at, sizes = sorted(first[0]), set(first[1])
-        strides = {second - first for first, second in pairwise(at)}
+        strides = {right - left for left, right in pairwise(at)}
         layout = plain_layout(len(at), first[1][0])
         if len(sizes) != 1 or len(strides) > 1 or layout is None:
             raise ConfigInvalid(
@@ -196,7 +196,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         return [at < stored for at in range(len(keys))]
 
     def exists(self, key: str) -> bool:
-        """Return the parent of a page that begins a prefix."""
+        """Return whether a page that begins a prefix is stored."""
         return self.batch_exists([key], HiCacheStorageExtraInfo(prefix_keys=[])) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:

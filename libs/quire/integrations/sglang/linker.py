@@ -163,7 +163,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         return [at + 1 for at, position in enumerate(match.there[:limit]) if at == position]
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
-        """Return whether it is loaded; else it is computed.
+        """Return whether the load was begun; else its pages are computed.
 
         Ranks have to decide alike, so one of several ranks always returns True.
         """

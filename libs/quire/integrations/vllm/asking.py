@@ -9,8 +9,8 @@ from typing import Final
 
 from quire.client import SyncClient
 from quire.integrations.circuit_breaker import CircuitBreaker
-from quire.integrations.vllm.contents import ContentNames, Contents
-from quire.integrations.vllm.lookups import Match, Query, let_go, look_up
+from quire.integrations.vllm.contents import ContentNames, ModelContents
+from quire.integrations.vllm.lookups import Query, RequestMatch, let_go, look_up
 from quire.integrations.vllm.requests import BlockNames, State
 from quire.integrations.vllm.settings import Settings
 from quire.telemetry import logger
@@ -52,7 +52,7 @@ class Asking:
         """Begin with a new request: digest its contents where vLLM's hashes do not name them, then look it up."""
         request = state.request
         if request.lora_request is None and not request.mm_features:
-            state.contents = Contents()
+            state.contents = ModelContents()
             self.ask(state)
         else:
             state.asked_s = self._now_s()
@@ -151,16 +151,16 @@ class Asking:
                 self.release(part.match)
             part.match = None
 
-    def release(self, match: Match) -> None:
+    def release(self, match: RequestMatch) -> None:
         """Release the leases on the blocks of one group."""
         for lookup in match.shards:
             if lookup.lease:
                 self._client.spawn(let_go(self._client, lookup))
 
-    def _release_all(self, matches: Sequence[Match]) -> None:
+    def _release_all(self, matches: Sequence[RequestMatch]) -> None:
         for match in matches:
             self.release(match)
 
 
-def _when_done(asking: Future[tuple[Match, ...]], then: Callable[[Sequence[Match]], None]) -> None:
+def _when_done(asking: Future[tuple[RequestMatch, ...]], then: Callable[[Sequence[RequestMatch]], None]) -> None:
     asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

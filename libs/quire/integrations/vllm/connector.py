@@ -45,10 +45,10 @@ from quire.integrations.vllm.load_cost import LinkTime
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import Settled, StepPlan, Stored, Unstored
+from quire.integrations.vllm.plan import Settled, StepPlan, StoredRun, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
-from quire.integrations.vllm.stores import Stores
+from quire.integrations.vllm.stores import BlockStores
 from quire.integrations.vllm.worker import WorkerParts
 from quire.telemetry import logger
 
@@ -83,7 +83,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     unstored: list[Unstored]
     loaded: list[tuple[int, float]]
     settled: list[Settled]
-    stored: list[Stored]
+    stored: list[StoredRun]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport), "of the same connector"
@@ -113,7 +113,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._client.start()
         self._matching: Matching | None = None
         self._loads: list[Loads] = []
-        self._stores: list[Stores] = []
+        self._stores: list[BlockStores] = []
         # Groups of which a request's load is not over, and requests of which a load failed in a group.
         self._loading: dict[str, set[int]] = {}
         self._failed: set[str] = set()
@@ -272,7 +272,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
             direct = ranges[number] if ranges else None
             self._loads.append(Loads(parts, direct=direct, timeout_s=settings.timeout_s, link=link))
-            self._stores.append(Stores(parts, settings.level, reports=self._reports))
+            self._stores.append(BlockStores(parts, settings.level, reports=self._reports))
         self._layer_of = {
             name: (number, layer) for number, blocks in enumerate(tables) for name, layer in blocks.layer_of.items()
         }

@@ -33,7 +33,7 @@ class Unnamed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ModelContents:
     """Names of a request's contents apart from its tokens.
 
     Args:
@@ -87,10 +87,10 @@ class ContentNames:
         self._media: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, request: Any) -> Contents:
+    def of(self, request: Any) -> ModelContents:
         """Digest the contents of a request. Raises `Unnamed`."""
         media = self._media_of(request)  # first: each image counts, whatever becomes of the request
-        return Contents(self._adapter(request.lora_request) if request.lora_request else "", *media)
+        return ModelContents(self._adapter(request.lora_request) if request.lora_request else "", *media)
 
     def distrust(self, request: Any, first: int = 0) -> None:
         """Leave the identifiers of a request's images without names, from the image `first` on.
@@ -100,7 +100,7 @@ class ContentNames:
         for feature in (request.mm_features or ())[first:]:
             self._note(feature.identifier, b"")
 
-    def is_current(self, request: Any, contents: Contents) -> bool:
+    def is_current(self, request: Any, contents: ModelContents) -> bool:
         """Return whether the engine still computes with the named contents, and with no others of the same names."""
         self.distrust(request, contents.features)  # images of a request that grew
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.integrations.vllm.groups import Group
-from quire.integrations.vllm.plan import Stored, StorePlan, Unstored
+from quire.integrations.vllm.plan import StoredRun, StorePlan, Unstored
 
 _Store = tuple[str, int, int, int | None]
 """Request, group, first block, and the block of a state."""
@@ -60,7 +60,7 @@ class StoreEvents:
         )
         self._running[_name_of(store)] = blocks, len(set(store.namespaces))
 
-    def stored(self, report: Stored) -> None:
+    def stored(self, report: StoredRun) -> None:
         """Take a worker's report of an acknowledged store."""
         blocks, workers = self._running.pop(_name_of(report), (None, 0))
         if blocks is not None and workers > 1:
@@ -78,5 +78,5 @@ class StoreEvents:
         return events
 
 
-def _name_of(store: StorePlan | Stored | Unstored) -> _Store:
+def _name_of(store: StorePlan | StoredRun | Unstored) -> _Store:
     return store.request_id, store.group, store.first, store.state

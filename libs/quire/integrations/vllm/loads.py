@@ -1,6 +1,6 @@
 """The worker's half of loads: chunks from storage nodes into vLLM's blocks, straight or by way of staging memory.
 
-A load ends when every storage node has stopped writing for it: vLLM keeps its blocks for as long. A staged load that is
+A load ends when every storage node has stopped writing for it: vLLM keeps its blocks until then. A staged load that is
 given up ends at once: its memory is in quarantine until every node has stopped writing there.
 """
 
@@ -436,7 +436,7 @@ async def _quiet(delivery: Delivery) -> None:
 
 
 def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:
-    """Return the missing chunks of a delivery, by each node's report of its ranges."""
+    """Return the blocks that a delivery did not bring, by each node's report of its ranges."""
     arrived: set[int] = set()
     for outcome in outcomes:
         marks = iter(outcome.delivered)

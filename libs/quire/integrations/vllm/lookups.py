@@ -28,7 +28,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RequestMatch:
     """Holds the leases on the blocks of one group.
 
     Args:
@@ -48,7 +48,7 @@ class Match:
         return self.first + count if count else 0
 
 
-async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> tuple[Match, ...]:
+async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> tuple[RequestMatch, ...]:
     """Find and lease the longest prefix that every group has.
 
     Args:
@@ -75,22 +75,22 @@ async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> 
     return tuple(matches)
 
 
-async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -> Match:
+async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -> RequestMatch:
     """Lease the longest prefix of a group with attention. List the states of a group without; they have no prefix."""
     if query.group.kind is not Kind.STATE:
-        return Match(tuple(await _lease(client, query.shards, leases)))
+        return RequestMatch(tuple(await _lease(client, query.shards, leases)))
     several = len(query.shards[0][1]) > 1  # a single key is a prefix
     lookups = await _all(
         client.asynchronous.lookup(namespace, keys, lease_ttl_ms=0, unchained=several)
         for namespace, keys in query.shards
     )
     blocks = [set(lookup.there) if several else set(range(len(lookup.keys))) for lookup in lookups]
-    return Match(states=frozenset(set.intersection(*blocks)))
+    return RequestMatch(states=frozenset(set.intersection(*blocks)))
 
 
 async def _with_states(
-    client: SyncClient, queries: Sequence[Query], matches: list[Match], usable: int, leases: list[Lookup]
-) -> list[Match]:
+    client: SyncClient, queries: Sequence[Query], matches: list[RequestMatch], usable: int, leases: list[Lookup]
+) -> list[RequestMatch]:
     """Lease the states at the last position up to which every other group has its blocks."""
     limit = usable
     positions: list[set[int]] = []
@@ -109,7 +109,7 @@ async def _with_states(
                 continue
             block = position // query.group.block_tokens - 1
             shards = [(namespace, keys.run(block, 1)) for namespace, keys in query.shards]
-            leased.append(Match(tuple(await _lease(client, shards, leases)), block, match.states))
+            leased.append(RequestMatch(tuple(await _lease(client, shards, leases)), block, match.states))
         if all(match.end for match in leased):
             return leased
     return matches

@@ -22,10 +22,10 @@ from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.hints import priority_of, retain, retain_s
 from quire.integrations.vllm.load_cost import LoadCost
-from quire.integrations.vllm.lookups import Match
+from quire.integrations.vllm.lookups import RequestMatch
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
-from quire.integrations.vllm.requests import BlockNames, Part, Spaces, State
-from quire.integrations.vllm.reuse import Reuse
+from quire.integrations.vllm.requests import BlockNames, RequestPart, Spaces, State
+from quire.integrations.vllm.reuse import BlockReuse
 from quire.integrations.vllm.settings import Settings
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -84,7 +84,7 @@ class Matching:
         self._unsettled: dict[str, set[int]] = {}
         self._events = events
         self._worth = LoadCost()
-        self._reuse = Reuse()
+        self._reuse = BlockReuse()
         self._step: tuple[float, int] | None = None
 
     # ---- what vLLM tells
@@ -108,7 +108,7 @@ class Matching:
         """A new request: ask for its prefix."""
         if not self._blocks.namespaces or request.request_id in self._requests:
             return
-        state = self._requests[request.request_id] = State(request, tuple(Part() for _ in self._blocks.groups))
+        state = self._requests[request.request_id] = State(request, tuple(RequestPart() for _ in self._blocks.groups))
         if self._settings.store == "reused":
             state.store_tokens = self._reuse.seen(request.block_hashes) * self._blocks.hash_tokens
             self._reuse.note(request.block_hashes)
@@ -181,7 +181,7 @@ class Matching:
             part.match = None  # the lease is the try's
 
     def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
-        """VLLM has blocks for the request, and wants `tokens` of the promised ones, or nothing."""
+        """Take the blocks that vLLM has for the request; it wants `tokens` of the promised ones, or nothing."""
         state = self._requests.get(request.request_id)
         if state is None or not state.is_leased:
             return
@@ -214,7 +214,7 @@ class Matching:
         planned = [load for load in loads if load.blocks] or loads[:1]
         for load in loads:
             if not load.blocks and load is not planned[0]:
-                self._asking.release(Match(load.found))
+                self._asking.release(RequestMatch(load.found))
         self._plan.loads += planned
         if not self._asynchronous:
             self._unsettled[request.request_id] = {block for load in planned for block in load.blocks}
@@ -287,7 +287,7 @@ class Matching:
         return plan
 
     def finished(self, request_id: str) -> None:
-        """VLLM is done with it, well or not."""
+        """Forget a request that vLLM has finished, well or not."""
         state = self._requests.pop(request_id, None)
         self._plan.abandoned.append(request_id)
         if state is not None:
@@ -356,7 +356,7 @@ class Matching:
         stores = [self._store_plan(state, group, tables[group.number][:end], first) for group, first, end in ranges]
         return [store for store in stores if store is not None]
 
-    def _store_end(self, state: State, group: Group, part: Part, computed: int) -> int:
+    def _store_end(self, state: State, group: Group, part: RequestPart, computed: int) -> int:
         """Return the end of the blocks that a step may store: they have names, and fit the group's share of memory."""
         room = max(1, self._staged_bytes_max // len(self._blocks.groups) // group.block_bytes)
         return min(computed // group.block_tokens, self._blocks.count(state, group), part.stored + room)

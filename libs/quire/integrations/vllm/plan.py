@@ -68,7 +68,7 @@ class Unstored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredRun:
     """Reports a store that Quire has acknowledged to one worker: chunks from `first` on, or a state."""
 
     request_id: str

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.integrations.vllm.contents import ContentNames, Contents
+from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.groups import Group
-from quire.integrations.vllm.lookups import Match
+from quire.integrations.vllm.lookups import RequestMatch
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys
 
@@ -18,7 +18,7 @@ Spaces = Sequence[Sequence[Namespace]]
 
 
 @dataclass(slots=True)
-class Part:
+class RequestPart:
     """State of a request in one group of layers, counted in the group's blocks.
 
     Args:
@@ -31,7 +31,7 @@ class Part:
         keys: Keys of blocks from the start, by shard.
     """
 
-    match: Match | None = None
+    match: RequestMatch | None = None
     states: set[int] = field(default_factory=set)
     stored: int = 0
     looked_up: int = 0
@@ -58,10 +58,10 @@ class State:
     """
 
     request: Any
-    parts: tuple[Part, ...]
-    naming: Future[Contents] | None = None
-    contents: Contents | None = None
-    asking: Future[tuple[Match, ...]] | None = None
+    parts: tuple[RequestPart, ...]
+    naming: Future[ModelContents] | None = None
+    contents: ModelContents | None = None
+    asking: Future[tuple[RequestMatch, ...]] | None = None
     asked_s: float = 0.0
     answered: bool = False
     promised: tuple[int, int] = (0, 0)

@@ -9,7 +9,7 @@ from typing import Final
 _HASHES_MAX: Final = 262_144
 
 
-class Reuse:
+class BlockReuse:
     """Remembers the hashes of recent requests' blocks, in about 30 MB."""
 
     def __init__(self, hashes_max: int = _HASHES_MAX) -> None:

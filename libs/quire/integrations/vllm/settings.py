@@ -59,7 +59,7 @@ class Settings:
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Settings:
-        """Return a choice by its name. Raises `ConfigInvalid` for an unknown one."""
+        """Read the settings. Raises `ConfigInvalid` for an unknown one."""
         return read_settings(cls, extra, _FLAG)
 
     def direct(self, asynchronous: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.client import Buffer
 from quire.integrations.vllm.blocks import Bytes
-from quire.integrations.vllm.plan import Stored, StorePlan, Unstored
+from quire.integrations.vllm.plan import StoredRun, StorePlan, Unstored
 from quire.integrations.vllm.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
@@ -44,12 +44,12 @@ class _Store:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Stores:
+class BlockStores:
     """Runs the stores of one worker and group of layers."""
 
     def __init__(self, parts: WorkerParts, durability: Durability, *, reports: bool = False) -> None:
         self._reports = reports
-        self._stored: deque[Stored] = deque()
+        self._stored: deque[StoredRun] = deque()
         self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
         self._shard = parts.shard
         self._count = parts.count
@@ -61,7 +61,7 @@ class Stores:
         self._until: dict[str, int] = {}
 
     def start(self, plan: StorePlan) -> None:
-        """Begin the stores of a step. Layers that all shards have alike are stored by the first of them."""
+        """Begin the stores of a step. Chunks that several shards have alike are stored by the first of them."""
         if plan.namespaces[self._shard] in plan.namespaces[: self._shard]:
             return
         stored = max(self._until.get(plan.request_id, 0), plan.known)
@@ -97,7 +97,7 @@ class Stores:
                 self._copy(store, layer)
         self._step = []
 
-    def stored(self) -> list[Stored]:
+    def stored(self) -> list[StoredRun]:
         """Return the acknowledged stores since the last call, if they are to be reported."""
         return [self._stored.popleft() for _ in range(len(self._stored))]
 
@@ -138,7 +138,7 @@ class Stores:
             store.over.set()
         self._count("stored_blocks", stored)
         if stored == len(plan.blocks) and self._reports:
-            name = Stored(request_id=plan.request_id, group=plan.group, first=plan.first, state=plan.state)
+            name = StoredRun(request_id=plan.request_id, group=plan.group, first=plan.first, state=plan.state)
             self._stored.append(name)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)

@@ -44,7 +44,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import Owner, address_of, memory_at
 from quire.integrations.settings import read_settings
-from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
+from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTransfers
 from quire.model.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger
 
@@ -132,7 +132,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         self._begin(job_metadata, self._transfers.load)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        async def store(parts: Sequence[Part]) -> list[int]:
+        async def store(parts: Sequence[ObjectPart]) -> list[int]:
             return [part.at for part in await self._transfers.store(parts)]
 
         self._begin(job_metadata, store)
@@ -219,7 +219,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         began_s = time.monotonic()
         try:
             parts = [
-                Part(at, self._owner.place(bytes(key), size), self._address + int(chunk) * size, size)
+                ObjectPart(at, self._owner.place(bytes(key), size), self._address + int(chunk) * size, size)
                 for at, (key, chunk) in enumerate(zip(keys, job.chunk_ids, strict=True))
             ]
             ends = await transfer(parts)
@@ -247,7 +247,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
 
 
 class _Lookups(AsyncLookupManager):  # type: ignore[misc]
-    """Return vLLM's own status: it keeps a known result for as long as a request asks."""
+    """The lookup manager of vLLM: it keeps a known result for as long as a request asks."""
 
     def __init__(self, tier_type: str, tier: QuireTier) -> None:
         self._tier = tier

@@ -264,7 +264,7 @@ class IndexContract:
         assert len(await index.claim_objects(20, 30, 10)) == 1
 
     async def test_an_object_that_is_expected_stays_until_it_is_listed(self, index: Index) -> None:
-        """An announced object is not deleted before its time; then it is, if unlisted, and refused meantime."""
+        """An announced object is not deleted before its time; then it is, if unlisted, and is refused meanwhile."""
         keys = chain(2)
         pair = records(keys, 0, 2)
         generations = await index.register("a", pair, 0)
@@ -292,7 +292,7 @@ class IndexContract:
         assert await index.register("@object", first, 301) == [0]
 
     async def test_changes_are_counted_by_node(self, index: Index) -> None:
-        """Drops are independent of listings: a node without any listing still has them."""
+        """Counts are independent of listings: a node without any listing keeps its count."""
         keys = chain(1)
         first = records(keys, 0, 1)
         await index.register("a", first, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from quire.client.remote_memory import RemoteMemory
+from quire.client.remote_memory import PeerTransfers
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import ChunkMissing, NodeUnavailable
 from quire.model.images import ImageEntry, LeasedRecord
@@ -35,7 +35,7 @@ class StoredRecords:
         *,
         channels: ChannelPool,
         transport: Transport,
-        memory: RemoteMemory,
+        memory: PeerTransfers,
         secrets: Sequence[bytes],
         clock: Clock,
     ) -> None:
@@ -84,7 +84,7 @@ class StoredRecords:
 
 
 class GrpcOwners:
-    """The `Owner` port."""
+    """The `CacheOwner` port."""
 
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels

@@ -23,7 +23,7 @@ class ImagecodecsEncoder:
     build: Final = f"imagecodecs {version('imagecodecs')}, pillow {version('pillow')}"
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes:
-        """Check a format. Raises `NotImplementedHere` for one that this build of imagecodecs cannot write."""
+        """Encode pixels. Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""
         pixels = np.ascontiguousarray(_shaped(pixels, rendering.geometry(*pixels.shape[:2])))
         quality = rendering.encoded_quality
         if rendering.format == "jpeg":

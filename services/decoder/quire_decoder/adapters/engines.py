@@ -20,7 +20,7 @@ Decode = Callable[[Any], Any]
 _GRAPHS_MAX: Final = 16
 
 
-class Engine(Protocol):
+class DecodeEngine(Protocol):
     """Wraps a decoder. `name` identifies its build."""
 
     name: str
@@ -113,7 +113,7 @@ class CudaGraphs:
         return decode
 
 
-def make_engine(name: str, device_type: str) -> Engine:
+def make_engine(name: str, device_type: str) -> DecodeEngine:
     """Return an engine by its name in the configuration; "auto": graphs on CUDA, else channels_last.
 
     Raises `ConfigInvalid`.
@@ -122,7 +122,7 @@ def make_engine(name: str, device_type: str) -> Engine:
         name = "graphs" if device_type == "cuda" else "channels_last"
     if name == "graphs" and device_type != "cuda":
         raise ConfigInvalid(f"QUIRE_DECODER_ENGINE=graphs needs CUDA, the device is {device_type}")
-    engines: dict[str, Callable[[], Engine]] = {
+    engines: dict[str, Callable[[], DecodeEngine]] = {
         "eager": Eager,
         "channels_last": ChannelsLast,
         "compile": Compiled,

@@ -17,7 +17,7 @@ from quire.model.errors import ConfigInvalid, VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire.telemetry import logger
-from quire_decoder.adapters.engines import Decode, Engine, make_engine
+from quire_decoder.adapters.engines import Decode, DecodeEngine, make_engine
 from quire_decoder.adapters.weights import Weights, find_weights
 from quire_decoder.core.vae_kinds import VaeKind
 from quire_decoder.errors import DeviceFull
@@ -41,7 +41,7 @@ class DiffusersVaes:
         if device == "cuda" and not _has_cuda():
             raise ConfigInvalid("QUIRE_DECODER_DEVICE='cuda': torch finds no CUDA device; `auto` takes what there is")
         self._wanted = device
-        self._engine: Engine = make_engine(engine, self._device_type)
+        self._engine: DecodeEngine = make_engine(engine, self._device_type)
         self._bytes_max = bytes_max
         self._decode_bytes = decode_bytes
         self._known = find_weights(folders)
@@ -64,7 +64,7 @@ class DiffusersVaes:
 
     @cached_property
     def _device_type(self) -> str:
-        """Check for CUDA, without loading torch on a machine that cannot have it."""
+        """Type of the device; torch is not loaded where there can be no CUDA."""
         if self._wanted == "cpu" or not Path("/dev/nvidiactl").exists():
             return "cpu"
         return str(self._device.type)

@@ -45,16 +45,16 @@ def find_weights(folders: Sequence[Path]) -> dict[str, Weights]:
 
     Unusable files are passed over, and logged. Raises `ConfigInvalid` for no folder.
     """
-    files_by_digest = {}
+    weights_by_digest = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigInvalid(f"there is no folder {folder} (QUIRE_DECODER_MODELS)")
         try:
             for weights in in_folder(folder):
-                files_by_digest[weights.sha256] = weights
+                weights_by_digest[weights.sha256] = weights
         except ConfigInvalid as error:
             logger().error("a VAE cannot be used", folder=str(folder), error=error.message)
-    return files_by_digest
+    return weights_by_digest
 
 
 def in_folder(folder: Path) -> list[Weights]:

@@ -16,7 +16,7 @@ _TRIES: Final = 2
 
 
 class Verdict(Enum):
-    """Measurements of a batch size."""
+    """Verdict on a batch size."""
 
     UNTRIED = "untried"
     GOOD = "good"
@@ -33,7 +33,7 @@ class BatchSizes:
     slow: int = 0
 
     def verdict(self, size: int) -> Verdict:
-        """Note a measurement of a batch of that size."""
+        """Return the verdict on a batch of that size."""
         if size <= self.good:
             return Verdict.GOOD
         return Verdict.BAD if self.bad and size >= self.bad else Verdict.UNTRIED

@@ -30,7 +30,7 @@ class Form(IntEnum):
     LATENT = 2
 
 
-class Kept(NamedTuple, Generic[Item]):
+class KeptForm(NamedTuple, Generic[Item]):
     """A form of an image. `rendition`: which of them, "" for the other forms."""
 
     key: Item
@@ -84,12 +84,12 @@ class FormCache(Generic[Item]):
     draw: Callable[[], float]
     history: int = 1 << 16
     total: Counters = field(default_factory=Counters)
-    gone: list[Kept[Item]] = field(default_factory=list)
+    gone: list[KeptForm[Item]] = field(default_factory=list)
     used_bytes: int = 0
     _reuse: Reuse[tuple[Item, str]] = field(init=False)
-    _items: list[Kept[Item]] = field(default_factory=list)
-    _place: dict[Kept[Item], int] = field(default_factory=dict)
-    _size: dict[Kept[Item], int] = field(default_factory=dict)
+    _items: list[KeptForm[Item]] = field(default_factory=list)
+    _place: dict[KeptForm[Item], int] = field(default_factory=dict)
+    _size: dict[KeptForm[Item], int] = field(default_factory=dict)
     _bytes: list[int] = field(default_factory=lambda: [0] * len(Form))
 
     def __post_init__(self) -> None:
@@ -97,14 +97,14 @@ class FormCache(Generic[Item]):
             raise ValueError(f"{self.capacity_bytes} bytes")
         self._reuse = Reuse(self.history, 2)
 
-    def __contains__(self, item: Kept[Item]) -> bool:
+    def __contains__(self, item: KeptForm[Item]) -> bool:
         return item in self._place
 
     def __len__(self) -> int:
         return len(self._items)
 
     def bytes_of(self, form: Form) -> int:
-        """Return the keys that are kept in that form."""
+        """Return the bytes that are kept in that form."""
         return self._bytes[form]
 
     def look_up(self, key: Item, rendition: str = "") -> Form | None:
@@ -113,14 +113,14 @@ class FormCache(Generic[Item]):
         total.requests += 1
         if rendition:
             self._reuse.use((key, rendition), 0)
-            if Kept(key, Form.RENDITION, rendition) in self._place:
+            if KeptForm(key, Form.RENDITION, rendition) in self._place:
                 total.rendition_hits += 1
                 return Form.RENDITION
         self._reuse.use((key, ""), 1)  # what renditions answered says nothing for an image
-        if Kept(key, Form.IMAGE) in self._place:
+        if KeptForm(key, Form.IMAGE) in self._place:
             total.image_hits += 1
             return Form.IMAGE
-        if Kept(key, Form.LATENT) in self._place:
+        if KeptForm(key, Form.LATENT) in self._place:
             total.latent_hits += 1
             return Form.LATENT
         return None
@@ -129,13 +129,13 @@ class FormCache(Generic[Item]):
         """Add a new object: the rate of objects that were used once holds for it."""
         self._reuse.use((key, ""), 1)
 
-    def wants(self, item: Kept[Item], size: int) -> bool:
+    def wants(self, item: KeptForm[Item], size: int) -> bool:
         """Whether it would be kept now: worth asking before it is made at a cost."""
         if item in self._place or size > self.capacity_bytes:
             return False
         return self.used_bytes + size <= self.capacity_bytes or self._worst()[0] < self._worth(item, size)
 
-    def keep(self, item: Kept[Item], size: int) -> bool:
+    def keep(self, item: KeptForm[Item], size: int) -> bool:
         """Take a form in, at the cost of what saves less; whether it is here now."""
         if item in self._place:
             return True
@@ -154,7 +154,7 @@ class FormCache(Generic[Item]):
         self.used_bytes += size
         return True
 
-    def remove(self, item: Kept[Item]) -> None:
+    def remove(self, item: KeptForm[Item]) -> None:
         """Remove it, if it is here."""
         place = self._place.pop(item, None)
         if place is None:
@@ -168,13 +168,13 @@ class FormCache(Generic[Item]):
         self.used_bytes -= size
         self.gone.append(item)
 
-    def _worst(self) -> tuple[float, Kept[Item]]:
+    def _worst(self) -> tuple[float, KeptForm[Item]]:
         items, draw = self._items, self.draw
         count = len(items)
         sample = [items[int(draw() * count)] for _ in range(_SAMPLED)] if count > _SAMPLED else items
         return min(((self._worth(item, self._size[item]), item) for item in sample), key=itemgetter(0))
 
-    def _worth(self, item: Kept[Item], size: int) -> float:
+    def _worth(self, item: KeptForm[Item], size: int) -> float:
         """Seconds that a byte of it saves, per event."""
         key, form, rendition = item
         if form is Form.LATENT:
@@ -183,6 +183,6 @@ class FormCache(Generic[Item]):
             saves_s = self.costs.decode_s
         else:
             saves_s = self.costs.encode_s
-            if Kept(key, Form.IMAGE) not in self._place:
+            if KeptForm(key, Form.IMAGE) not in self._place:
                 saves_s += self.costs.decode_s
         return self._reuse.rate((key, rendition)) * saves_s / size

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from quire.model.address_proof import AddressProofs, Step
+from quire.model.address_proof import AddressProofs, ProofStep
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import (
     AddressUnproven,
@@ -116,13 +116,13 @@ class WorkerAddresses:
         if not address:
             return b"", b""
         if not challenge:
-            return self._send(Step.MESSAGE, principal.tenant, address, target), b""
+            return self._send(ProofStep.MESSAGE, principal.tenant, address, target), b""
         now_ms = self._clock.now_ms()
-        if self._proofs.answered(challenge, principal.tenant, address, nonce, now_ms) is Step.MESSAGE:
-            return self._send(Step.MEMORY, principal.tenant, address, target), b""
+        if self._proofs.answered(challenge, principal.tenant, address, nonce, now_ms) is ProofStep.MESSAGE:
+            return self._send(ProofStep.MEMORY, principal.tenant, address, target), b""
         return b"", self._proofs.proof(principal.tenant, address, now_ms + PROOF_MS)
 
-    def _send(self, step: Step, tenant: str, address: bytes, target: RdmaTarget) -> bytes:
+    def _send(self, step: ProofStep, tenant: str, address: bytes, target: RdmaTarget) -> bytes:
         """Start to send a nonce; return its challenge."""
         nodes = list(self._nodes().values())
         if not nodes:

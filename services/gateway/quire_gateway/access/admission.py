@@ -206,7 +206,7 @@ class Admission:
             raise
 
     async def _watch_loop(self) -> None:
-        """Return how late the loop runs: a new request is answered that much later."""
+        """Measure how late the loop runs: a new request is answered that much later."""
         while True:
             before_s = self._clock.monotonic_s()
             await self._clock.sleep(_LOOK_S)

@@ -115,7 +115,7 @@ class GrpcStorageNodes:
         return sum(response.in_memory)
 
     def _permit(self, request: Any, tenant: str, lent_ms: int) -> None:
-        """Return the end of the permits: nodes may touch the client's memory no longer than the client has lent it."""
+        """Permit a request: nodes may touch the client's memory no longer than the client has lent it."""
         most_ms = round(self._config.transfer_timeout_s * 1000)
         permit(self._permits, request, tenant, self._clock.now_ms() + min(lent_ms or most_ms, most_ms))
 
@@ -153,7 +153,7 @@ class GrpcRouter:
 
 
 class GrpcMembers:
-    """The `Members` port."""
+    """The `MemberDirectory` port."""
 
     def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
         self._timeout_s = config.control_timeout_s
@@ -165,7 +165,7 @@ class GrpcMembers:
 
 
 class GrpcCatalogue:
-    """The `Catalogue` port."""
+    """The `RemoteCatalogue` port."""
 
     def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
         self._timeout_s = config.control_timeout_s

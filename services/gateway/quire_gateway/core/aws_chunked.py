@@ -32,7 +32,7 @@ _HEADER: Final = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """Keys of chunk signatures; the first one extends the request's."""
+    """Key and claim of chunk signatures; the first signature extends the request's."""
 
     key: bytes
     claim: Claim

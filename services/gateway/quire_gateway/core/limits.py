@@ -57,7 +57,7 @@ class TenantLimits:
 
     @property
     def stats(self) -> dict[str, float]:
-        """Return the counts by tenant; tenants without a request are not listed."""
+        """Counts by tenant; tenants without a request are not listed."""
         stats: dict[str, float] = {}
         for tenant, has in self._has.items():
             stats[f"tenant.{tenant or 'none'}.requests"] = has.requests

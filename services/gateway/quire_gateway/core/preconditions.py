@@ -13,7 +13,7 @@ _TAG: Final = re.compile(r'(W/)?(?:("[\x21\x23-\x7e\x80-\xff]*")|([^\s",]+))[ \t
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)*")
 
 
-class Verdict(Enum):
+class ConditionOutcome(Enum):
     """Outcome of a request's conditions: answer it, answer 304, or answer 412."""
 
     PROCEED = 1
@@ -91,22 +91,26 @@ class Preconditions:
         return bool(self.if_match or self.if_none_match)
 
     def allows_write(self, etag: str | None) -> bool:
-        """Return the outcome for a PUT, with that strong tag of the current entity; None: there is none."""
+        """Return whether a PUT is allowed if the current entity has that strong tag; None: there is none."""
         if self.if_match and (etag is None or not Tags.parse(self.if_match).strongly(etag)):
             return False
         return not (self.if_none_match and etag is not None and Tags.parse(self.if_none_match).weakly(etag))
 
-    def of_read(self, etag: str, modified_s: float) -> Verdict:
+    def of_read(self, etag: str, modified_s: float) -> ConditionOutcome:
         """Return the outcome for a GET or HEAD of an entity with that tag and Unix time (§13.2.2)."""
         if self.if_match:
             if not Tags.parse(self.if_match).strongly(etag):
-                return Verdict.FAILED
+                return ConditionOutcome.FAILED
         elif int(modified_s) > _seconds(self.if_unmodified_since, float("inf")):
-            return Verdict.FAILED
+            return ConditionOutcome.FAILED
         if self.if_none_match:
-            return Verdict.NOT_MODIFIED if Tags.parse(self.if_none_match).weakly(etag) else Verdict.PROCEED
+            return (
+                ConditionOutcome.NOT_MODIFIED
+                if Tags.parse(self.if_none_match).weakly(etag)
+                else ConditionOutcome.PROCEED
+            )
         unchanged = int(modified_s) <= _seconds(self.if_modified_since, float("-inf"))
-        return Verdict.NOT_MODIFIED if unchanged else Verdict.PROCEED
+        return ConditionOutcome.NOT_MODIFIED if unchanged else ConditionOutcome.PROCEED
 
 
 def _end(matched: re.Match[str] | None, otherwise: int) -> int:

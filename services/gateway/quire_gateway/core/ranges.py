@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from quire_gateway.core.byte_ranges import NothingInRange, byte_range
-from quire_gateway.core.preconditions import Preconditions, Verdict
+from quire_gateway.core.preconditions import ConditionOutcome, Preconditions
 from quire_gateway.core.s3_errors import S3Error
 
 _COPY_RANGE: Final = re.compile(r"bytes=(\d{1,19})-(\d{1,19})")
@@ -38,9 +38,9 @@ def read_copy_range(header: str, size: int) -> tuple[int, int]:
 def check_read(conditions: Preconditions, etag: str, modified_s: float) -> None:
     """`etag` without quotes. Raises `S3Error` NotModified or PreconditionFailed."""
     verdict = conditions.of_read(f'"{etag}"', modified_s)
-    if verdict is Verdict.FAILED:
+    if verdict is ConditionOutcome.FAILED:
         raise S3Error("PreconditionFailed", "At least one of the preconditions did not hold: the object is another one")
-    if verdict is Verdict.NOT_MODIFIED:
+    if verdict is ConditionOutcome.NOT_MODIFIED:
         raise S3Error("NotModified", "Not modified", {"ETag": f'"{etag}"'})
 
 

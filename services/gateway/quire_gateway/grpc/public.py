@@ -33,11 +33,11 @@ from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.reads import ImageReads
 from quire_gateway.images.service import ImageService
 from quire_gateway.kv.retention import Retention
-from quire_gateway.kv.transfers import FetchCall, KvTransfers, Placement, StoreCall
+from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall, StorePlacement
 from quire_gateway.ports import LayerArrived
 from quire_server.clock import Clock
-from quire_server.core.advice import Advice
-from quire_server.lookups import Found, Lookups, Question
+from quire_server.core.advice import FetchAdvice
+from quire_server.lookups import LookupAnswer, Lookups, Question
 
 _WINDOW_US_MAX: Final = 0xFFFFFFFF
 
@@ -328,7 +328,7 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
     return message
 
 
-def _found(match: Found, question: Question) -> pb.LookupResponse:
+def _found(match: LookupAnswer, question: Question) -> pb.LookupResponse:
     present = set(match.there)
     return pb.LookupResponse(
         found=bytes(at in present for at in range(len(question.keys))) if question.unchained else b"",
@@ -342,7 +342,7 @@ def _found(match: Found, question: Question) -> pb.LookupResponse:
     )
 
 
-def _advice(advice: Advice) -> pb.Advice:
+def _advice(advice: FetchAdvice) -> pb.Advice:
     return pb.Advice(
         take_chunks=advice.chunks,
         compute_window_us=_window_us(advice),
@@ -353,7 +353,7 @@ def _advice(advice: Advice) -> pb.Advice:
     )
 
 
-def _window_us(advice: Advice) -> int:
+def _window_us(advice: FetchAdvice) -> int:
     return min(_WINDOW_US_MAX, round(advice.window_s * 1e6))
 
 
@@ -369,18 +369,18 @@ def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchRespon
             )
 
 
-def _stored(event: Placement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
+def _stored(event: StorePlacement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
     match event:
-        case Placement(ranges, nodes, stored_chunks):
+        case StorePlacement(ranges, nodes, known):
             placement = pb.StorePlacement(
                 ranges=convert.ranges_to(ranges),
                 nodes=convert.addresses_to(nodes, grpc=False),
-                known_chunks=stored_chunks,
+                known_chunks=known,
             )
             return pb.StoreResponse(placement=placement)
         case NodeOutcome():
             return pb.StoreResponse(node=convert.outcome_to(event))
-        case StoreSummary(stored, stored_chunks, moved_bytes):
+        case StoreSummary(stored, known, moved_bytes):
             return pb.StoreResponse(
-                summary=pb.StoreSummary(stored_chunks=stored, known_chunks=stored_chunks, bytes=moved_bytes)
+                summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved_bytes)
             )

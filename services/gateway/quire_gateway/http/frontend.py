@@ -24,7 +24,7 @@ from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.limits import Taken
-from quire_gateway.core.preconditions import Preconditions, Verdict
+from quire_gateway.core.preconditions import ConditionOutcome, Preconditions
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.http.latent_puts import (
     METADATA,
@@ -40,7 +40,7 @@ from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.http.requests import HttpRequests, send, traced
-from quire_gateway.images.pictures import Encoded, Pictures
+from quire_gateway.images.pictures import Encoded, PictureUploads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
 from quire_server.connections import KEEPALIVE_S, listen
@@ -65,7 +65,12 @@ class ImagesFrontend:
     """
 
     def __init__(
-        self, config: GatewayConfig, images: ImageService, pictures: Pictures, vaes: KnownVaes, admission: Admission
+        self,
+        config: GatewayConfig,
+        images: ImageService,
+        pictures: PictureUploads,
+        vaes: KnownVaes,
+        admission: Admission,
     ) -> None:
         self._config = config
         self._images = images
@@ -251,9 +256,9 @@ class ImagesFrontend:
             if version not in ("", entry.version):
                 raise ImageMissing(f"{entry.image_id!r} has no version {version[:80]!r}", field="v")
             verdict = conditions.of_read(etag, entry.created_ms / 1e3)
-            if verdict is Verdict.FAILED:
+            if verdict is ConditionOutcome.FAILED:
                 raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
-            return verdict is Verdict.NOT_MODIFIED
+            return verdict is ConditionOutcome.NOT_MODIFIED
 
         async with self._serving.turn(request[_PRINCIPAL].tenant):
             served, data = await self._images.get(request[_PRINCIPAL].tenant, request.match_info["id"], rendering, has)
@@ -356,7 +361,7 @@ class ImagesFrontend:
         return await self._send(request, record, headers)
 
     def _for_caches(self, request: web.Request, entry: ImageEntry, *, immutable: bool = False) -> dict[str, str]:
-        """Return the `Cache-Control` header.
+        """Return the `Last-Modified` and `Cache-Control` headers.
 
         With tokens one URL is another image for each tenant: only the caller's own cache may keep it. A signed URL is
         one tenant's, for a time; and so is an image that expires. `immutable`: the meaning of the URL will not change.

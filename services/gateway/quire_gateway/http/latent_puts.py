@@ -64,7 +64,7 @@ def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> Lat
 
 
 def durability_of(name: str) -> Durability:
-    """Return a dtype by name. Raises `InvalidRequest`."""
+    """Return a durability by name. Raises `InvalidRequest`."""
     try:
         return Durability[name.upper()]
     except KeyError:

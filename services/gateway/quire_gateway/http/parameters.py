@@ -88,7 +88,7 @@ def without_version(query: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[s
     pairs = list(query)
     versions = [value for name, value in pairs if name == "v"]
     if len(versions) > 1 or "" in versions:
-        raise InvalidRequest("once, with the values of its PUT", field="v")
+        raise InvalidRequest("once, with the version that its PUT answered", field="v")
     return (versions or [""])[0], [pair for pair in pairs if pair[0] != "v"]
 
 

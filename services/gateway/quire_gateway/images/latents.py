@@ -13,7 +13,7 @@ from quire.telemetry import names, tracer
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
 from quire_gateway.kv.transfers import KvTransfers, StoreCall
-from quire_gateway.ports import Catalogue
+from quire_gateway.ports import RemoteCatalogue
 
 _PUT_TRIES: Final = 3
 _ANYTHING: Final = ExpectedImage()
@@ -26,7 +26,9 @@ class LatentGateway:
     `InternalError`.
     """
 
-    def __init__(self, gateway: KvTransfers, catalogue: Catalogue, singles: SingleChunkReads, leases: Leases) -> None:
+    def __init__(
+        self, gateway: KvTransfers, catalogue: RemoteCatalogue, singles: SingleChunkReads, leases: Leases
+    ) -> None:
         self._gateway = gateway
         self._singles = singles
         self._leases = leases

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quire.model.errors import InvalidRequest, NoDecoder
 from quire.model.images import RECORD_BYTES_MAX
 from quire_gateway.images.owners import ImageOwners
-from quire_gateway.images.service import Memory
+from quire_gateway.images.service import PeerMemory
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.ports import Decoders
 
@@ -28,10 +28,10 @@ class Encoded:
         return "fidelity-psnr-db", f"{self.psnr_db:.2f}" if math.isfinite(self.psnr_db) else "inf"
 
 
-class Pictures:
+class PictureUploads:
     """Every method is one request."""
 
-    def __init__(self, owners: ImageOwners, decoders: Decoders, vaes: KnownVaes, memory: Memory) -> None:
+    def __init__(self, owners: ImageOwners, decoders: Decoders, vaes: KnownVaes, memory: PeerMemory) -> None:
         self._owners = owners
         self._decoders = decoders
         self._vaes = vaes

@@ -151,7 +151,7 @@ class ImageReads:
 
 
 def _without_decoder(route: ImageRoute, rendering: Rendering, has: Has) -> ImageServed:
-    """Check whether the client's version is good without a decoder. Raises `NoDecoder`."""
+    """Return the client's own version if it is still good. Raises `NoDecoder` otherwise."""
     etag = rendering.etag(route.entry, route.build)
     if route.build and has(route.entry, etag):
         return ImageServed(route.entry, etag)

@@ -25,7 +25,7 @@ from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.reads import Has, ImageReads, ImageServed, has_nothing
 from quire_gateway.images.served_cache import ServedImages
 from quire_gateway.images.vaes import KnownVaes
-from quire_gateway.ports import Catalogue
+from quire_gateway.ports import RemoteCatalogue
 
 _PAGE: Final = 500
 _DELETES: Final = 16
@@ -33,7 +33,7 @@ _ANYTHING: Final = ExpectedImage()
 _NOTHING_SAID: Final = ImageAttributes()
 
 
-class Memory(Protocol):
+class PeerMemory(Protocol):
     """Registered memory that peers write to and read from; ranges that a silent one may still use are quarantined."""
 
     async def pull(self, target: RdmaTarget, length: int) -> bytes:
@@ -58,8 +58,8 @@ class ImageService:
         *,
         images: ImageReads,
         latents: LatentGateway,
-        catalogue: Catalogue,
-        memory: Memory,
+        catalogue: RemoteCatalogue,
+        memory: PeerMemory,
         vaes: KnownVaes,
         reach: Callable[[], Awaitable[None]],
         name: Callable[[str, bytes], bytes] = lambda tenant, record_sha256: record_sha256,
@@ -200,7 +200,7 @@ class ImageService:
         )
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
-        """Delete an image. Raises `ImageMissing`."""
+        """Return an image's entry. Raises `ImageMissing`."""
         check_image_id(image_id)
         return await self._catalogue.head(tenant, image_id)
 

@@ -21,7 +21,7 @@ class KnownVaes:
 
     @property
     def by_weights(self) -> Mapping[str, KnownVae]:
-        """Return the VAEs by the digest of their weights."""
+        """VAEs by the digest of their weights."""
         abouts = [node.about for node in self._view.live.values()]
         vaes = {vae.weights_sha256: vae for about in abouts if isinstance(about, DecoderInfo) for vae in about.vaes}
         if vaes:
@@ -57,7 +57,7 @@ class KnownVaes:
             raise InvalidRequest(message, field="weights_sha256")
 
     async def check_signed(self) -> None:
-        """Check provenance. Raises `InvalidRequest` if no decoder signs it."""
+        """Check that a decoder signs provenance. Raises `InvalidRequest` if none does."""
         if not self._signs():
             await self._view.refresh()
             if not self._signs():

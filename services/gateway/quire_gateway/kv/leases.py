@@ -11,7 +11,7 @@ from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.telemetry import background, logger
-from quire_server.lookups import Found, Lookups, Question
+from quire_server.lookups import LookupAnswer, Lookups, Question
 
 _TTL_MS: Final = 60_000
 
@@ -24,7 +24,7 @@ class Leases:
         self._releasing: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[Found]:
+    async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[LookupAnswer]:
         """Look up the stored part of the keys, pinned."""
         leased = await self._lookups.lookup(Question(namespace, keys, _TTL_MS))
         try:

@@ -37,7 +37,7 @@ _RETRY_S: Final = 0.1
 
 
 class Readable(Protocol):
-    """Readable chunks: a `Lease`, or a `Found`."""
+    """Readable chunks: a `Lease`, or a `LookupAnswer`."""
 
     @property
     def ranges(self) -> Sequence[ChunkRange]:
@@ -95,7 +95,7 @@ class StoreCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class StorePlacement:
     """Placement of a store."""
 
     ranges: Sequence[ChunkRange]
@@ -141,8 +141,8 @@ class KvTransfers:
             for run in readable.ranges:
                 of_node[run.node_id] = of_node.get(run.node_id, b"") + keys.run(run.first, run.count).packed
             requests = (
-                self._nodes.prefetch(readable.addresses[node_id], ChunkKeys(runs), within_ms)
-                for node_id, runs in of_node.items()
+                self._nodes.prefetch(readable.addresses[node_id], ChunkKeys(packed), within_ms)
+                for node_id, packed in of_node.items()
             )
             answers = await asyncio.gather(*requests, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -150,7 +150,7 @@ class KvTransfers:
             raise failures[0]
         return sum(answer for answer in answers if isinstance(answer, int))
 
-    async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
+    async def store(self, store: StoreCall) -> AsyncIterator[StorePlacement | NodeOutcome | StoreSummary]:
         """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
         source_chunks = store.keys.count_from(store.first)
         needed = store.namespace.layout.payload_bytes(source_chunks)
@@ -161,7 +161,7 @@ class KvTransfers:
             placed = await self._allocator.allocate(
                 store.namespace, store.keys, store.first, store.durability, store.on_existing, store.unchained
             )
-            yield Placement(placed.ranges, placed.nodes, placed.known_chunks)
+            yield StorePlacement(placed.ranges, placed.nodes, placed.known_chunks)
             addresses = {node.node_id: node.grpc_address for node in placed.nodes}
             parts = shares(placed.ranges, addresses)
             async with _gathered([self._ingest(store, share) for share in parts]) as events:

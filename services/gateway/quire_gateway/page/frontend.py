@@ -139,9 +139,9 @@ class PageFrontend:
             }
             for node in await self._nodes()
         ]
-        requests = self._asked()
-        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in requests}
-        for (tag, result), count in requests.items():
+        counts = self._asked()
+        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in counts}
+        for (tag, result), count in counts.items():
             namespaces[tag][result] += count
         return web.json_response({"gateway": self._config.node_id, "nodes": nodes, "namespaces": namespaces})
 

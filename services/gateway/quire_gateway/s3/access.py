@@ -12,7 +12,7 @@ from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
 from quire_server.clock import Clock
-from quire_server.redis.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, Level
+from quire_server.redis.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, AccessLevel
 
 LATENTS_BUCKET: Final = "quire-latents"
 RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)
@@ -20,7 +20,7 @@ _NOBODY: Final = secrets.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class S3Caller:
     """Signer of a request, with the key."""
 
     key: AccessKey
@@ -37,9 +37,9 @@ class Caller:
             return SYSTEM_TENANT
         return granted[0] if granted else self.key.tenant
 
-    def check(self, tenant: str, bucket: str, key: str, level: Level) -> None:
+    def check(self, tenant: str, bucket: str, key: str, level: AccessLevel) -> None:
         """Check a right. Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
-        if level is not Level.READ and self.key.read_only:
+        if level is not AccessLevel.READ and self.key.read_only:
             raise S3Error("AccessDenied", "Access Denied")
         if tenant == self.key.tenant:
             return
@@ -57,7 +57,7 @@ class Authenticator:
         self._keys = keys
         self._clock = clock
 
-    async def caller(self, request: Request) -> Caller:
+    async def caller(self, request: Request) -> S3Caller:
         """Return the caller. Raises `S3Error`. An unknown key takes as long as a known one."""
         claim = read_claim(request)
         if claim is None:
@@ -76,4 +76,4 @@ class Authenticator:
             raise
         if key is None:
             raise S3Error("InvalidAccessKeyId", "The AWS access key Id you provided does not exist")
-        return Caller(key, Signing(signing_key, claim), claim.payload_hash)
+        return S3Caller(key, Signing(signing_key, claim), claim.payload_hash)

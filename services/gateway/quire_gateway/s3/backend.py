@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
+from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.ports import Blobs, Buckets, TenantQuotas
+from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
 
 BLOB_BYTES: Final = 8 << 20
@@ -66,7 +66,7 @@ class ObjectBackend:
         buckets: Buckets,
         blobs: Blobs,
         clock: Clock,
-        quotas: TenantQuotas | None = None,
+        quotas: S3Quotas | None = None,
     ) -> None:
         self._at = (tenant, bucket)
         self._buckets = buckets
@@ -153,29 +153,29 @@ class ObjectBackend:
 
     async def start_upload(self, key: str, described: Described) -> str:
         upload_id = self._blobs.new_name()
-        upload = Upload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
+        upload = MultipartUpload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
         async with self._room(0):
             if not await self._buckets.start_upload(*self._at, upload):
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
         return upload_id
 
-    async def upload(self, key: str, upload_id: str) -> Upload:
-        """Put a part. Raises `S3Error` NoSuchUpload."""
+    async def upload(self, key: str, upload_id: str) -> MultipartUpload:
+        """Return a multipart upload. Raises `S3Error` NoSuchUpload."""
         upload = await self._buckets.upload(*self._at, upload_id)
         if upload is None or upload.key != key:
             await self.check_there()
             raise S3Error("NoSuchUpload", "The specified multipart upload does not exist")
         return upload
 
-    async def uploads(self) -> list[Upload]:
+    async def uploads(self) -> list[MultipartUpload]:
         return await self._buckets.uploads(*self._at)
 
-    async def parts(self, key: str, upload_id: str) -> list[Part]:
+    async def parts(self, key: str, upload_id: str) -> list[UploadPart]:
         """Return the parts of an upload, by number. Raises `S3Error` NoSuchUpload."""
         _, parts = await self._upload_and_parts(key, upload_id)
         return sorted(parts.values(), key=lambda part: part.number)
 
-    async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> Part:
+    async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> UploadPart:
         await self.upload(key, upload_id)
         async with self._room(body.length):
             blobs = await self._write(body)
@@ -184,7 +184,7 @@ class ObjectBackend:
 
     async def copy_part(
         self, key: str, upload_id: str, number: int, size: int, pieces: AsyncIterator[memoryview]
-    ) -> Part:
+    ) -> UploadPart:
         """A part of that size out of what another object has."""
         await self.upload(key, upload_id)
         async with self._room(size):
@@ -218,7 +218,7 @@ class ObjectBackend:
 
     async def _object_of(
         self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], etag: str
-    ) -> tuple[StoredObject, list[Part]]:
+    ) -> tuple[StoredObject, list[UploadPart]]:
         """Return the object that an upload becomes, and its parts. Raises `S3Error`."""
         upload, parts = await self._upload_and_parts(key, upload_id)
         chosen = []
@@ -235,7 +235,7 @@ class ObjectBackend:
             key, etag, size=size, modified_s=modified_s, blobs=blobs, headers=upload.headers, metadata=upload.metadata
         ), chosen
 
-    async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[Upload, dict[int, Part]]:
+    async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[MultipartUpload, dict[int, UploadPart]]:
         """The parts first: they go together with the upload, and are all of them if it is still there afterwards."""
         parts = await self._buckets.parts(*self._at, upload_id)
         return await self.upload(key, upload_id), parts
@@ -282,7 +282,7 @@ class ObjectBackend:
             raise
 
     async def _commit(self, entry: StoredObject, expected: str) -> None:
-        """Remove the blobs.
+        """Commit an entry; the blobs of a refused one are abandoned.
 
         If the outcome is unknown (Redis did not answer), they are left: they are deleted in a day, or are used.
         """
@@ -291,9 +291,9 @@ class ObjectBackend:
             await self._abandon(entry.blobs)
         _check(outcome)
 
-    async def _commit_part(self, upload_id: str, number: int, etag: str, blobs: Sequence[Blob]) -> Part:
+    async def _commit_part(self, upload_id: str, number: int, etag: str, blobs: Sequence[Blob]) -> UploadPart:
         now_ms = self._clock.now_ms()
-        part = Part(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs))
+        part = UploadPart(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs))
         outcome = await self._buckets.put_part(*self._at, upload_id, part, now_ms)
         if outcome is not CommitOutcome.COMMITTED:
             await self._abandon(blobs)

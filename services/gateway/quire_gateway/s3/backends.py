@@ -10,11 +10,11 @@ from typing import Final
 from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.s3.access import RESERVED, Caller
+from quire_gateway.s3.access import RESERVED, S3Caller
 from quire_gateway.s3.backend import Backend, ObjectBackend
-from quire_gateway.s3.ports import Blobs, Buckets, TenantQuotas
+from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
-from quire_server.redis.access import SYSTEM_TENANT, Level
+from quire_server.redis.access import SYSTEM_TENANT, AccessLevel
 
 _SWEEP_MAX: Final = 500
 _ABORTS_S: Final = 3600.0
@@ -34,7 +34,7 @@ class Backends:
         blobs: Blobs,
         reserved: Mapping[str, Callable[[str], Backend]],
         clock: Clock,
-        quotas: TenantQuotas | None = None,
+        quotas: S3Quotas | None = None,
         upload_s: float = 0.0,
     ) -> None:
         self._upload_s = upload_s
@@ -45,7 +45,7 @@ class Backends:
         self.clock = clock
         self._quotas = quotas
 
-    def backend(self, caller: Caller, bucket: str, key: str, level: Level) -> Backend:
+    def backend(self, caller: S3Caller, bucket: str, key: str, level: AccessLevel) -> Backend:
         """Return the backend of a bucket, for a key, or for a prefix of keys.
 
         Raises `S3Error` AccessDenied, NoSuchBucket.
@@ -58,13 +58,13 @@ class Backends:
             return reserved(caller.key.tenant)
         return self.object_backend(caller, bucket, key, level)
 
-    def known(self, caller: Caller, bucket: str) -> Backend:
+    def known(self, caller: S3Caller, bucket: str) -> Backend:
         """Return the backend of a bucket; the caller's rights in it are checked key by key."""
         if bucket in RESERVED and bucket in self.reserved:
             return self.reserved[bucket](caller.key.tenant)
         return self._backend(caller.tenant_of(bucket), bucket)
 
-    def object_backend(self, caller: Caller, bucket: str, key: str, level: Level) -> ObjectBackend:
+    def object_backend(self, caller: S3Caller, bucket: str, key: str, level: AccessLevel) -> ObjectBackend:
         """Return the backend of an ordinary bucket; whether it exists shows when it is used. Raises `S3Error`."""
         if bucket in RESERVED:
             raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")

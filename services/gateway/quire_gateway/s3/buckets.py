@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire.model.buckets import StoredObject, Upload
+from quire.model.buckets import MultipartUpload, StoredObject
 from quire.model.errors import QuireError
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
@@ -18,9 +18,9 @@ from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call, check_bucket_name
-from quire_gateway.s3.listing import Listing, list_objects
+from quire_gateway.s3.listing import ObjectListing, list_objects
 from quire_gateway.s3.objects import xml_answer
-from quire_server.redis.access import SYSTEM_TENANT, Level
+from quire_server.redis.access import SYSTEM_TENANT, AccessLevel
 
 _MAX_KEYS: Final = 1000
 _BUCKETS_MAX: Final = 1000
@@ -56,7 +56,7 @@ class BucketRequests:
         tenant = caller.tenant_of(call.bucket)
         if call.bucket in RESERVED:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
-        caller.check(tenant, call.bucket, "", Level.ADMIN)
+        caller.check(tenant, call.bucket, "", AccessLevel.ADMIN)
         buckets = dict(await self._backends.buckets.all(tenant))
         if call.bucket not in buckets and len(buckets) >= _BUCKETS_MAX:
             raise S3Error("TooManyBuckets", f"You have {_BUCKETS_MAX} buckets, as many as a tenant may have")
@@ -70,12 +70,12 @@ class BucketRequests:
 
     async def head(self, call: Call) -> web.StreamResponse:
         """HeadBucket."""
-        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", AccessLevel.READ).check_there()
         return web.Response(headers={"x-amz-bucket-region": self._region})
 
     async def delete(self, call: Call) -> web.StreamResponse:
         """DeleteBucket. 409 unless it is empty."""
-        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
+        backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
         await backend.check_there()
         if not await self._backends.buckets.drop(*backend.place, self._backends.clock.now_ms()):
             raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
@@ -83,26 +83,26 @@ class BucketRequests:
 
     async def location(self, call: Call) -> web.StreamResponse:
         """GetBucketLocation."""
-        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", AccessLevel.READ).check_there()
         region = "" if self._region == "us-east-1" else self._region
         body = xml.document("LocationConstraint", [])
         return xml_answer(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
 
     async def acl(self, call: Call) -> web.StreamResponse:
         """GetBucketAcl: always `private`."""
-        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
+        backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
         await backend.check_there()
         return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """PutBucketAcl: the canned one that every bucket has; others were refused already."""
-        await self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN).check_there()
+        await self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN).check_there()
         await call.check_private()
         return web.Response()
 
     async def versioning(self, call: Call) -> web.StreamResponse:
         """GetBucketVersioning: never enabled."""
-        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", AccessLevel.READ).check_there()
         return xml_answer(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
@@ -149,15 +149,15 @@ class BucketRequests:
         children += _prefixes(listing, listing_request)
         return xml_answer(xml.document("ListVersionsResult", children))
 
-    async def _listed(self, call: Call, listing_request: _Asked, marker: str) -> Listing:
-        backend = self._backends.backend(call.caller, call.bucket, listing_request.prefix, Level.READ)
+    async def _listed(self, call: Call, listing_request: _Asked, marker: str) -> ObjectListing:
+        backend = self._backends.backend(call.caller, call.bucket, listing_request.prefix, AccessLevel.READ)
         return await list_objects(
             backend, listing_request.prefix, listing_request.delimiter, marker, min(listing_request.limit, _MAX_KEYS)
         )
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
         """ListMultipartUploads."""
-        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.WRITE)
+        backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
         marker = call.query.get("key-marker", ""), call.query.get("upload-id-marker", "")
@@ -194,7 +194,7 @@ class BucketRequests:
         await backend.check_there()
         for key in keys:
             try:
-                call.caller.check(tenant, call.bucket, key, Level.WRITE)
+                call.caller.check(tenant, call.bucket, key, AccessLevel.WRITE)
                 await backend.delete(key, "")
                 if not quiet:
                     children.append(("Deleted", [("Key", key)]))
@@ -217,7 +217,7 @@ class _Asked:
     def encoded(self, text: str) -> str:
         return xml.encoded(text, self.encoding)
 
-    def echoed(self, bucket: str, listing: Listing) -> list[tuple[str, Any]]:
+    def echoed(self, bucket: str, listing: ObjectListing) -> list[tuple[str, Any]]:
         """Return the elements that all answers begin with."""
         children: list[tuple[str, Any]] = [
             ("Name", bucket),
@@ -232,7 +232,7 @@ class _Asked:
         return children
 
 
-def _is_after(upload: Upload, key: str, upload_id: str) -> bool:
+def _is_after(upload: MultipartUpload, key: str, upload_id: str) -> bool:
     """Whether an upload follows the markers of ListMultipartUploads, the second of which is optional."""
     return upload.key > key or (bool(upload_id) and upload.key == key and upload.upload_id > upload_id)
 
@@ -245,7 +245,7 @@ def _asked(call: Call) -> _Asked:
     return _Asked(call.query.get("prefix", ""), call.query.get("delimiter", ""), limit, encoding)
 
 
-def _entries(listing: Listing, listing_request: _Asked, owner: str) -> list[tuple[str, Any]]:
+def _entries(listing: ObjectListing, listing_request: _Asked, owner: str) -> list[tuple[str, Any]]:
     elements: list[tuple[str, Any]] = []
     for entry in listing.objects:
         about: list[tuple[str, Any]] = [("Key", listing_request.encoded(entry.key)), *_about(entry)]
@@ -255,7 +255,7 @@ def _entries(listing: Listing, listing_request: _Asked, owner: str) -> list[tupl
     return elements + _prefixes(listing, listing_request)
 
 
-def _prefixes(listing: Listing, listing_request: _Asked) -> list[tuple[str, Any]]:
+def _prefixes(listing: ObjectListing, listing_request: _Asked) -> list[tuple[str, Any]]:
     return [("CommonPrefixes", [("Prefix", listing_request.encoded(prefix))]) for prefix in listing.prefixes]
 
 

@@ -15,7 +15,7 @@ from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
-from quire_gateway.s3.access import Caller
+from quire_gateway.s3.access import S3Caller
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import PREFIX, BodyChecks
@@ -47,7 +47,7 @@ class Call:
     key: str
     query: Mapping[str, str]
     request_id: str
-    caller: Caller = field(init=False)
+    caller: S3Caller = field(init=False)
     principal: Principal = field(init=False)
     admitted: Taken = field(init=False)
     streaming: web.StreamResponse | None = None

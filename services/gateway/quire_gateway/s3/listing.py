@@ -12,7 +12,7 @@ _AFTER_JUMP: Final = 32  # the next entry is often a common prefix too: most of 
 
 
 @dataclass(slots=True)
-class Listing:
+class ObjectListing:
     """A page of entries: objects and common prefixes together. `last`: of them; "" at the end."""
 
     objects: list[StoredObject] = field(default_factory=list)
@@ -21,9 +21,9 @@ class Listing:
     truncated: bool = False
 
 
-async def list_objects(backend: Backend, prefix: str, delimiter: str, marker: str, limit: int) -> Listing:
+async def list_objects(backend: Backend, prefix: str, delimiter: str, marker: str, limit: int) -> ObjectListing:
     """List from after `marker`; if that is a common prefix, from after all keys that begin with it."""
-    listing = Listing()
+    listing = ObjectListing()
     if not limit:
         return listing
     past = bool(delimiter) and marker.startswith(prefix) and marker.endswith(delimiter) and len(marker) > len(prefix)

@@ -20,7 +20,7 @@ from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
-from quire_server.redis.access import Level
+from quire_server.redis.access import AccessLevel
 from quire_server.shared_room import SharedRoom
 
 _PARTS_MAX: Final = 10_000
@@ -56,7 +56,7 @@ class ObjectRequests:
 
     async def get(self, call: Call) -> web.StreamResponse:
         """GetObject, HeadObject: ranges, parts and conditions."""
-        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         entry = await _found(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
@@ -90,7 +90,7 @@ class ObjectRequests:
 
     async def put(self, call: Call) -> web.StreamResponse:
         """PutObject: conditions, checksums, metadata."""
-        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
         conditions, expected = call.conditions, ""
         if conditions.of_write:
             expected = await expected_etag(backend, call.key, conditions)
@@ -102,7 +102,7 @@ class ObjectRequests:
 
     async def delete(self, call: Call) -> web.StreamResponse:
         """DeleteObject."""
-        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
         etag = ""
         if call.header("If-Match"):
             etag = await expected_etag(backend, call.key, Preconditions(if_match=call.header("If-Match")))
@@ -129,7 +129,7 @@ class ObjectRequests:
         return xml_answer(xml.document("CopyObjectResult", children))
 
     async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
-        """Return the source of x-amz-copy-source, with its conditions. Raises `S3Error`."""
+        """Return backend and entry of x-amz-copy-source, after a check of its conditions. Raises `S3Error`."""
         text = unquote(call.header("x-amz-copy-source")).removeprefix("/")
         if "?versionId=" in text:
             text, _, version = text.partition("?versionId=")
@@ -138,7 +138,7 @@ class ObjectRequests:
         bucket, _, key = text.partition("/")
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
-        backend = self._backends.object_backend(call.caller, bucket, key, Level.READ)
+        backend = self._backends.object_backend(call.caller, bucket, key, AccessLevel.READ)
         entry = await backend.head(key)
         if entry is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
@@ -152,7 +152,7 @@ class ObjectRequests:
 
     async def acl(self, call: Call) -> web.StreamResponse:
         """GetObjectAcl: always `private`."""
-        backend = self._backends.object_backend(call.caller, call.bucket, call.key, Level.READ)
+        backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         await _found(backend, call)
         return xml_answer(xml.private_policy(backend.place[0]))
 
@@ -234,7 +234,7 @@ class ObjectRequests:
         return xml_answer(xml.document("ListPartsResult", children))
 
     def _object_backend(self, call: Call) -> ObjectBackend:
-        return self._backends.object_backend(call.caller, call.bucket, call.key, Level.WRITE)
+        return self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
 
 
 async def _found(backend: Backend, call: Call) -> StoredObject:
@@ -252,7 +252,7 @@ async def expected_etag(backend: Backend, key: str, conditions: Preconditions) -
 
 
 def _overrides(call: Call) -> dict[str, str]:
-    """Check response headers. Raises `S3Error` InvalidArgument for an impossible one."""
+    """Return the response headers of the query. Raises `S3Error` InvalidArgument for an impossible one."""
     headers = {name: call.query[parameter] for parameter, name in _OVERRIDES.items() if parameter in call.query}
     if any(not value.isprintable() for value in headers.values()):
         raise S3Error("InvalidArgument", "A response header cannot hold control characters")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from quire.model.buckets import CommitOutcome, DeleteOutcome, Page, Part, StoredObject, Upload
+from quire.model.buckets import CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
 
 
 class Blobs(Protocol):
@@ -23,7 +23,7 @@ class Blobs(Protocol):
         """Delete a blob; a missing one is no error."""
 
 
-class TenantQuotas(Protocol):
+class S3Quotas(Protocol):
     """Quotas of tenants."""
 
     def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
@@ -89,21 +89,21 @@ class Buckets(Protocol):
 
     async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None: ...
 
-    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+    async def start_upload(self, tenant: str, bucket: str, upload: MultipartUpload) -> bool:
         """Whether the bucket is there."""
 
-    async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None: ...
+    async def upload(self, tenant: str, bucket: str, upload_id: str) -> MultipartUpload | None: ...
 
-    async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
-        """Return them in order of key and time."""
+    async def uploads(self, tenant: str, bucket: str) -> list[MultipartUpload]:
+        """Return the unfinished uploads, in order of key and time."""
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
         """Return the ids of uploads that were begun before a time (seconds since the Unix epoch)."""
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> CommitOutcome:
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: UploadPart, now_ms: int) -> CommitOutcome:
         """Store a part; an earlier one with this number becomes garbage."""
 
-    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, UploadPart]:
         """Return the parts of an upload, by number."""
 
     async def complete(
@@ -112,7 +112,7 @@ class Buckets(Protocol):
         bucket: str,
         upload_id: str,
         entry: StoredObject,
-        parts: Sequence[Part],
+        parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
     ) -> CommitOutcome:
@@ -125,4 +125,4 @@ class Buckets(Protocol):
         """Forget an upload, its parts are garbage; whether it was there."""
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
-        """Forget a bucket that was deleted, without garbage: the sweep need not look there."""
+        """Forget the place if the bucket is deleted and has no garbage: the sweep need not look there."""

@@ -52,8 +52,8 @@ from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.objects import expected_etag
-from quire_server.lookups import Found
-from quire_server.redis.access import CHUNKS_BUCKET, Level
+from quire_server.lookups import LookupAnswer
+from quire_server.redis.access import CHUNKS_BUCKET, AccessLevel
 from quire_server.turns import FairTurns
 
 TOKEN: Final = "x-amz-rdma-token"
@@ -110,14 +110,14 @@ class RdmaRequests:
         salt = (namespace.tenant_salt or None) if namespace is not None else None
         return self._admission.admit(call.principal, Need(salt=salt, payload=payload, memory=payload))
 
-    def _check(self, call: Call, namespace: Namespace, level: Level) -> None:
+    def _check(self, call: Call, namespace: Namespace, level: AccessLevel) -> None:
         """A tenant's own namespaces have its salt, which admission has checked; others need a grant.
 
         Raises `S3Error` AccessDenied.
         """
         if not namespace.tenant_salt:
             self._backends.backend(call.caller, CHUNKS_BUCKET, f"{namespace.tag.hex()}/", level)
-        elif level is not Level.READ and call.caller.key.read_only:
+        elif level is not AccessLevel.READ and call.caller.key.read_only:
             raise S3Error("AccessDenied", "Access Denied")
 
     # ---- one object
@@ -132,7 +132,7 @@ class RdmaRequests:
             return await self._get_staged(call, target)
 
     async def _get_staged(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
-        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         entry = await backend.head(call.key)
         if entry is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
@@ -170,7 +170,7 @@ class RdmaRequests:
             and 0 < int(length) <= min(target.length, _STAGED_BYTES_MAX)
         ):
             raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
-        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
         described, expected = _metadata(call), ""
         if call.conditions.of_write:
             expected = await expected_etag(backend, call.key, call.conditions)
@@ -182,7 +182,7 @@ class RdmaRequests:
 
     async def _get_chunk(self, call: Call, namespace: Namespace, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
-        self._check(call, namespace, Level.READ)
+        self._check(call, namespace, AccessLevel.READ)
         layout = namespace.layout
         descriptor = Descriptor(
             await self._derivation.derive(namespace.tag, _chunk_key(call.key, namespace)),
@@ -207,7 +207,7 @@ class RdmaRequests:
             return await self._get_leased(call, descriptor, namespace)
 
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
-        self._check(call, namespace, Level.READ)
+        self._check(call, namespace, AccessLevel.READ)
         keys = await self._derivation.derive(namespace.tag, descriptor.keys)
         descriptor = replace(descriptor, keys=keys)
         async with self._leases.held(namespace, descriptor.keys) as leased:
@@ -235,7 +235,7 @@ class RdmaRequests:
             return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
-        self._check(call, namespace, Level.WRITE)
+        self._check(call, namespace, AccessLevel.WRITE)
         durability = call.header("x-quire-durability") or "local"
         if durability.upper() not in Durability.__members__:
             raise InvalidRequest(f"{durability[:20]!r}; there are {', '.join(Durability.__members__).lower()}",
@@ -281,8 +281,8 @@ async def _described(call: Call) -> tuple[Descriptor, Namespace]:
     return descriptor, namespace
 
 
-def _fetch(call: Call, leased: Found, descriptor: Descriptor) -> FetchCall:
-    """Deliver the stored part, with a line for each layer. Raises `S3Error` if nothing is stored."""
+def _fetch(call: Call, leased: LookupAnswer, descriptor: Descriptor) -> FetchCall:
+    """Return the call that delivers the stored part, layer by layer. Raises `S3Error` if nothing is stored."""
     if leased.lease is None:
         raise S3Error("NoSuchKey", "No chunk of these is stored")
     return FetchCall(

@@ -9,7 +9,7 @@ import cbor2
 
 from quire.telemetry import logger
 from quire_scheduler.core.curves import Learned
-from quire_server.redis import Kept
+from quire_server.redis import StoredValue
 
 _VERSION: Final = 2
 _TTL_S: Final = 7 * 24 * 3600
@@ -18,7 +18,7 @@ _TTL_S: Final = 7 * 24 * 3600
 class RedisCurveShelf:
     """The `CurveShelf` port. Gone after a week in which nothing was learned."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: StoredValue) -> None:
         self._kept = kept
 
     async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:

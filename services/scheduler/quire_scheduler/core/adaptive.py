@@ -78,11 +78,11 @@ class Adaptive:
         else:
             grid = np.geomspace(_FLOOR_SHARE * budget / len(demands), budget, _LEVELS)
         bounds = [self.curves.bounds_s(demand, grid) for demand in demands]
-        intervals = []
+        allocations = []
         for blend in _BLENDS:
             costs = [(1.0 - blend) * bound.least + blend * bound.most for bound in bounds]
-            intervals.append(cheapest_on_grid(costs, budget) if is_exact else cheapest_on_hulls(grid, costs, budget))
-        return intervals
+            allocations.append(cheapest_on_grid(costs, budget) if is_exact else cheapest_on_hulls(grid, costs, budget))
+        return allocations
 
 
 def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:

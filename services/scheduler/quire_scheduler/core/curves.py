@@ -79,7 +79,7 @@ class Curve:
 
     def told(self, tenant: str, shape: tuple[int, int]) -> Learned:
         """Return its content."""
-        return Learned(tenant, shape, self._seen, tuple((name, *sums) for name, sums in self._bins.items()))
+        return Learned(tenant, shape, self._seen, tuple((name, *means) for name, means in self._bins.items()))
 
     @classmethod
     def of(cls, learned: Learned) -> Curve:

@@ -34,7 +34,7 @@ _NODE_USES_LINK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class EpochGrant:
     """A rate, good for `left_s`; 0 bytes per second: wait, and renew.
 
     `credit_bytes_per_s`: shared rate of its node's deliveries without a rate. `short`: less than its part of the link;
@@ -60,7 +60,7 @@ class _Admitted:
 class LinkEpochs(TreeLink):
     """State machine of one link. Every method takes the time; nothing here reads a clock.
 
-    `margin` in bytes per second: margin of a tenant beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
+    `margin` in bytes per second: how much a tenant may get beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
     epoch from then on only those are admitted with a rate that have one, from a leader before.
     """
 
@@ -99,7 +99,7 @@ class LinkEpochs(TreeLink):
         """The current rate of every delivery."""
         return {name: entry.rate for name, entry in self._admitted.items()}
 
-    def admit(self, demand: Demand, now_s: float, held_bytes_per_s: int = 0) -> Grant:
+    def admit(self, demand: Demand, now_s: float, held_bytes_per_s: int = 0) -> EpochGrant:
         """Take a delivery in; admitting it again replaces its demand.
 
         `held_bytes_per_s`: a rate that it has from an earlier leader; it keeps that where the budget allows.
@@ -120,7 +120,7 @@ class LinkEpochs(TreeLink):
             self._changed()
         return self._grant(demand.delivery, now_s)
 
-    def renew(self, deliveries: Iterable[str], now_s: float) -> list[Grant]:
+    def renew(self, deliveries: Iterable[str], now_s: float) -> list[EpochGrant]:
         """Grants for those that are known."""
         self.advance(now_s)
         self._raise_short(now_s)
@@ -150,12 +150,12 @@ class LinkEpochs(TreeLink):
         granted = sum(entry.rate for entry in self._admitted.values() if entry.demand.tenant == demand.tenant)
         return max(0, demand.cap_bytes_per_s - granted)
 
-    def _grant(self, delivery: str, now_s: float) -> Grant:
+    def _grant(self, delivery: str, now_s: float) -> EpochGrant:
         entry = self._admitted[delivery]
         left_s = (self._epoch + 1) * self._epoch_s - now_s
         if self._at_once or entry.short:
             left_s = min(left_s, _LOOK_AGAIN_S)
-        return Grant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s), entry.short)
+        return EpochGrant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s), entry.short)
 
     def _credit(self, delivery: str, now_s: float) -> int:
         """Return the credit of the node whose delivery it is."""

@@ -95,7 +95,7 @@ def claim(demands: Sequence[Demand], margin: float) -> tuple[float, float, float
 def _claims(
     demands: Sequence[Demand], members: Mapping[str, list[int]], margin: float
 ) -> dict[str, tuple[float, float, float]]:
-    """Return (wanted, weight, cap) by tenant; the cap is that of its latest demand."""
+    """Return (wanted, weight, cap) by tenant; weight and cap are those of its latest demand."""
     tenants = {}
     for tenant, indices in members.items():
         needed = sum(demands[index].zero_stall_rate + margin for index in indices)

@@ -67,7 +67,7 @@ class TreeLink(ABC):
 
     @property
     def newcomer_bytes_per_s(self) -> int:
-        """Return the rate of one more delivery: the free rate, or an equal share."""
+        """Rate of one more delivery: the free rate, or an equal share."""
         return max(
             self.free_bytes_per_s,
             min(link.budget_bytes_per_s // (link.totals.deliveries + 1) for link in self._way()),
@@ -130,7 +130,7 @@ class TreeLink(ABC):
             link = link._above
 
     def _whole(self) -> float:
-        """Set the budgets of this link and all below it."""
+        """Return the budget for this link and all below it."""
         if self._above is None:
             return float(self.budget_bytes_per_s)
         return self._above._divided(self._above._whole())[self]

@@ -28,7 +28,7 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server.clock import Clock
 from quire_server.membership_log import KnownNodes
 from quire_server.permits import member_permit, permit
-from quire_storage.ports import COPY_S_MAX, AdmissionRequest, Grant
+from quire_storage.ports import COPY_S_MAX, AdmissionRequest, RateGrant
 
 _INDEX_TIMEOUT_S = 10.0
 _RATE_TIMEOUT_S = 0.1
@@ -206,7 +206,7 @@ class GrpcRateSource:
         self._stubs: list[SchedulerServiceStub] = [SchedulerServiceStub(channels.get(address)) for address in addresses]
         self._link = link
 
-    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> RateGrant:
         message = scheduler_pb2.AdmitRequest(
             delivery=request.delivery,
             link=self._link,
@@ -221,7 +221,7 @@ class GrpcRateSource:
         )
         return _grant((await self._leader("Admit", message)).grant)
 
-    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+    async def renew(self, layers_left: dict[str, int]) -> list[RateGrant]:
         progress = [scheduler_pb2.Progress(delivery=name, layers_left=layers) for name, layers in layers_left.items()]
         response = await self._leader("Renew", scheduler_pb2.RenewRequest(deliveries=progress))
         return [_grant(grant) for grant in response.grants]
@@ -257,6 +257,6 @@ class GrpcRateSource:
         raise failure
 
 
-def _grant(message: scheduler_pb2.Grant) -> Grant:
+def _grant(message: scheduler_pb2.Grant) -> RateGrant:
     left_s, credit = message.epoch_left_ms / 1000, message.credit_bytes_per_s
-    return Grant(message.delivery, message.rate_bytes_per_s, left_s, credit, message.short)
+    return RateGrant(message.delivery, message.rate_bytes_per_s, left_s, credit, message.short)

@@ -77,11 +77,11 @@ class HotCopies:
 
     async def pull(self, source: Node, keys: ChunkKeys) -> list[int]:
         """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
-        copied = await self._replicator.pull(source, list(keys), Durability.MEMORY)
-        if any(copied):
+        marks = await self._replicator.pull(source, list(keys), Durability.MEMORY)
+        if any(marks):
             self._copies[keys.at(0)] = _Copy(keys, self._clock.monotonic_s())
             self._events.add(1, {"event": "pulled"})
-        return copied
+        return marks
 
     async def run(self) -> None:
         """Run until cancelled."""

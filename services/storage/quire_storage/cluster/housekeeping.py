@@ -41,24 +41,24 @@ class Housekeeping:
             except QuireError as error:
                 logger().warning("policies cannot be carried out now", error=str(error))
 
-    async def _carry_out(self, book_: PolicyList) -> None:
-        nodes, book = max(1, book_.storage_nodes), self._tiers.residency.namespaces
-        limited = [state for state in book_.tenants if state.policy.stored_bytes_max and state.namespaces]
-        alone = {policy.namespace: Group([policy.namespace]) for policy in book_.namespaces}
+    async def _carry_out(self, policies: PolicyList) -> None:
+        nodes, book = max(1, policies.storage_nodes), self._tiers.residency.namespaces
+        limited = [state for state in policies.tenants if state.policy.stored_bytes_max and state.namespaces]
+        alone = {policy.namespace: Group([policy.namespace]) for policy in policies.namespaces}
         book.follow({*alone.values(), *(state.namespaces for state in limited)})
         if unknown := book.wanted:
             await self._walk(unknown)
-        for policy in book_.namespaces:
-            policies = alone[policy.namespace]
+        for policy in policies.namespaces:
+            group = alone[policy.namespace]
             if policy.ttl_s:
                 cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
-                await self._evict(policies, partial(book.expired, policies, cutoff_ms), "expired")
+                await self._evict(group, partial(book.expired, group, cutoff_ms), "expired")
             if policy.quota_bytes:
                 share = policy.quota_bytes // nodes
-                await self._evict(policies, partial(book.excess, policies, share), "over the namespace's quota")
+                await self._evict(group, partial(book.excess, group, share), "over the namespace's quota")
         for state in limited:
-            policies, share = state.namespaces, state.chunk_bytes_max // nodes
-            await self._evict(policies, partial(book.excess, policies, share), "over the tenant's quota")
+            group, share = state.namespaces, state.chunk_bytes_max // nodes
+            await self._evict(group, partial(book.excess, group, share), "over the tenant's quota")
 
     async def _evict(self, group: Group, choose: Callable[[], list[bytes]], why: str) -> None:
         requested, evicted, in_vain = 0, 0, 0

@@ -26,7 +26,7 @@ from quire_storage.core.striped import Striped
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.tiers.ring import Ring
-from quire_storage.tiers.tiers import Pinned, Tiers
+from quire_storage.tiers.tiers import PinnedCopies, Tiers
 
 Bytes = npt.NDArray[np.uint8]
 Copies = Callable[[Chunk], AsyncIterator[Bytes]]
@@ -142,7 +142,7 @@ class Integrity:
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
         return size
 
-    async def _heal(self, copy: Copy, pinned: Pinned) -> Bytes | None:
+    async def _heal(self, copy: Copy, pinned: PinnedCopies) -> Bytes | None:
         key = copy.chunk.key
         try:
             places = {from_disk: await self._read(copy, from_disk=from_disk) for from_disk in (False, True)}

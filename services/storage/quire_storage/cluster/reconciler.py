@@ -135,7 +135,7 @@ class Reconciler:
         """Drop chunks that were evicted in this node's absence, withdraw missing ones, register lost ones."""
         residency = self._tiers.residency
         dropped = await self._carry_out_drops()
-        withdrawn, unlisted_prints, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
+        withdrawn, unlisted_keys, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
         with residency.arriving() as arriving:
             local = await LocalFingerprints.look(residency.scan(), arriving, self._threads)
             async for page in self._registry.holdings(local.unknown):
@@ -150,14 +150,14 @@ class Reconciler:
                     await asyncio.sleep(0)
             for unlisted in local.unmarked():  # chunks that arrive meanwhile are registered by their stores
                 aged = [(key, age) for key in unlisted if (age := residency.age(key)) is not None]
-                unlisted_prints += b"".join(key for key, _ in aged)
+                unlisted_keys += b"".join(key for key, _ in aged)
                 ages.extend(age for _, age in aged)
                 await asyncio.sleep(0)
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
-        if await self._was_lost(_keys(unlisted_prints, range(len(ages)))):
+        if await self._was_lost(_keys(unlisted_keys, range(len(ages)))):
             await self._registry.damaged()
         self._offered = False
-        await self._queue(unlisted_prints, await self._parents_first(ages))
+        await self._queue(unlisted_keys, await self._parents_first(ages))
         self._more.set()
         if not self._registering:
             self._registering = True
@@ -212,16 +212,16 @@ class Reconciler:
 
     async def _believed(self, keys: Iterable[bytes]) -> list[ChunkRecord]:
         """Some of these chunks that this node believes to be listed."""
-        confirmed = []
+        believed = []
         for at, key in enumerate(keys):
             listing = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
             if listing is not None:
-                confirmed.append(listing[0].chunk.record)
-            if len(confirmed) == _BATCH:
+                believed.append(listing[0].chunk.record)
+            if len(believed) == _BATCH:
                 break
             if at % _BATCH == 0:
                 await asyncio.sleep(0)
-        return confirmed
+        return believed
 
     async def _register(self) -> None:
         """Parents may be on nodes that are still coming up: try again, ever less often.

@@ -26,7 +26,7 @@ _SAYS: Final = 4
 _TOLD_MAX: Final = 8
 
 
-class Progress(Protocol):
+class ReplicaProgress(Protocol):
     """A storage node's facts about itself."""
 
     @property
@@ -35,7 +35,7 @@ class Progress(Protocol):
 
     @property
     def replicas(self) -> str:
-        """The nodes among which it last found all replicas; empty without replicas."""
+        """Digest of the nodes among which all replicas were last found; empty without replicas."""
 
 
 def start_of(node: Node) -> tuple[str, str]:
@@ -49,7 +49,7 @@ def digest(starts: Iterable[tuple[str, str]]) -> str:
     return f"{zlib.crc32(names.encode()):08x}"
 
 
-async def open_when_redundant(gate: Gate, me: str, peers: Peers, progress: Progress, clock: Clock) -> None:
+async def open_when_redundant(gate: Gate, me: str, peers: Peers, progress: ReplicaProgress, clock: Clock) -> None:
     """Open `gate` once this node is listed in full, and it and all others have checked their replicas since it joined.
 
     A node that comes back empty leaves the others with single copies until these are copied; a second node that stops

@@ -183,7 +183,7 @@ class Registry:
         return [record.key for record, names in zip(records, holders, strict=True) if self._node_id not in names]
 
     async def damaged(self) -> None:
-        """Note that the index differs from its acknowledgements: the object tier has to be compared with it, too."""
+        """Report that the index differs from its acknowledgements: the object tier has to be compared, too."""
         await self._index.damaged(self._node_id)
 
     async def rebuilt(self, token: str) -> None:

@@ -169,7 +169,7 @@ class Replicator:
                 yield payload
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
-        """Return chunks of another node with their (L, S) bytes, verified, without missing or damaged ones."""
+        """Yield chunks of another node with their (L, S) bytes, verified, without missing or damaged ones."""
         async for batch, payloads in self.fetch_batches(source, keys):
             for pair in zip(batch, payloads, strict=True):
                 yield pair
@@ -289,9 +289,9 @@ class Replicator:
         nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
         safe = set(keys) if keepers and all(name in nodes for name in keepers) else set()
         for name in keepers:
-            confirmed = [key for key in keys if key in safe]
-            if confirmed:
-                safe &= await self._confirmed(nodes[name], confirmed, level)
+            unconfirmed = [key for key in keys if key in safe]
+            if unconfirmed:
+                safe &= await self._confirmed(nodes[name], unconfirmed, level)
         return await self._tiers.evict([key for key in keys if key in safe], keepers=keepers, level=level)
 
     async def _confirmed(self, keeper: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:

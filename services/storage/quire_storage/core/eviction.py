@@ -36,7 +36,7 @@ class Evictor(Protocol):
         """Remove a chunk that left for another reason; an unknown one is ignored."""
 
     def evict(self, is_kept: Kept) -> bytes | None:
-        """Take out the next one for which not `kept(key)`; None if there is none.
+        """Take out the next one for which not `is_kept(key)`; None if there is none.
 
         One that is kept is set aside until it is touched or released, so that each is looked at once.
         """
@@ -46,7 +46,7 @@ class Evictor(Protocol):
 
 
 @dataclass(slots=True)
-class Entry:
+class OrderEntry:
     """`often`: used more than once."""
 
     parent: bytes
@@ -58,7 +58,7 @@ class Forest:
     """Entries, and who is a leaf. Children may come before their parents."""
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, OrderEntry] = {}
         self._children: dict[bytes, int] = {}
         self.used_bytes = 0
 
@@ -75,14 +75,14 @@ class Forest:
         """Whether nothing here extends it."""
         return key not in self._children
 
-    def enter(self, key: bytes, entry: Entry) -> None:
+    def enter(self, key: bytes, entry: OrderEntry) -> None:
         assert key not in self.entries, "a chunk enters a tier once"
         self.entries[key] = entry
         self.used_bytes += entry.size
         if entry.parent:
             self._children[entry.parent] = self._children.get(entry.parent, 0) + 1
 
-    def leave(self, key: bytes) -> Entry:
+    def leave(self, key: bytes) -> OrderEntry:
         entry = self.entries.pop(key)
         self.used_bytes -= entry.size
         if entry.parent:
@@ -119,7 +119,7 @@ class LeafArc(Forest):
             target = self._target_bytes + (step if back_in == 0 else -step)
             self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
             self._gone_bytes[back_in] -= self._gone[back_in].pop(key)
-        self.enter(key, Entry(parent, size, back_in is not None))
+        self.enter(key, OrderEntry(parent, size, back_in is not None))
         self._lists[back_in is not None][key] = None
         self._bytes[back_in is not None] += size
 
@@ -199,7 +199,7 @@ class LeafArc(Forest):
         self._take_out(key, entry)
         self._aside[key] = None
 
-    def _take_out(self, key: bytes, entry: Entry) -> None:
+    def _take_out(self, key: bytes, entry: OrderEntry) -> None:
         if key in self._aside:
             del self._aside[key]
         else:

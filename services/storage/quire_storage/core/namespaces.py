@@ -26,7 +26,7 @@ _LOOKS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ChunkFacts:
     """A chunk that is here; `size`: bytes that it takes up."""
 
     key: bytes
@@ -193,7 +193,7 @@ class NamespaceBook:
         """Namespaces whose chunks on this node have not been added yet."""
         return frozenset(namespace for followed in self._followed.values() for namespace in followed.unknown)
 
-    def add(self, chunks: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
+    def add(self, chunks: Iterable[ChunkFacts], is_here: Callable[[bytes], bool]) -> None:
         """Add chunks of wanted namespaces from before they were followed, the last stored first.
 
         Chunks that were stored or removed since stay unchanged.

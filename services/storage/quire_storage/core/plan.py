@@ -66,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A put: `bytes` of neighbouring chunks, from `offset` of the arena to `remote_offset` of the target.
+    """A copy: `bytes` of neighbouring chunks, from `offset` of the arena to `remote_offset` of the target.
 
     The chunks are `count` from `first` of the batch on. `checksums`: of them as one range, (layers,).
     """
@@ -90,7 +90,7 @@ Calls `sound(n)` as it goes: the first n chunks match.
 
 
 def unheard(_: int) -> None:
-    """Run all of it, for a caller who waits for the whole."""
+    """Ignore the progress, for a caller who waits for the whole."""
 
 
 def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> Verification:
@@ -99,13 +99,13 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
     Slice l of chunk i, `size` bytes, is at bases_i + shift, the layer's.
     """
     parts = extents(bases, size, _VERIFY_BYTES)
-    verified: list[Checksums] = []
+    expected_sums: list[Checksums] = []
 
     def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None]) -> list[int]:
-        if not verified:
-            verified.append(combined(checksums, parts, size))
+        if not expected_sums:
+            expected_sums.append(combined(checksums, parts, size))
         view = memoryview(arena.data)
-        for part, expected in zip(parts, verified[0][layer].tolist(), strict=True):
+        for part, expected in zip(parts, expected_sums[0][layer].tolist(), strict=True):
             start = part.offset + shift
             if crc32(view[start : start + part.count * size]) != expected:
                 return mismatches(arena, bases + shift, size, checksums[layer])

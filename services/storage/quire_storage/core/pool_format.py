@@ -97,7 +97,7 @@ _TYPE: Final = 0x33435751  # "QWC3", before the salt
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class DriveGeometry:
     """How a drive's file is divided; fixed when it is created."""
 
     slab_bytes: int
@@ -114,12 +114,12 @@ class Geometry:
         return self.data_offset + self.slab_count * self.slab_bytes
 
     @staticmethod
-    def within(file_bytes: int, slab_bytes: int, chunk_bytes_min: int) -> Geometry:
-        """Return the geometry with as many slabs as fit, with headers for chunks of `chunk_bytes_min`."""
+    def within(file_bytes: int, slab_bytes: int, chunk_bytes_min: int) -> DriveGeometry:
+        """Return the geometry with as many slabs as fit, for chunks of `chunk_bytes_min` on average."""
         headers = max(PAGE_BYTES, file_bytes // chunk_bytes_min * UNIT_BYTES)
         pages = -(-headers // PAGE_BYTES)
-        overhead = Geometry(slab_bytes, 0, pages).data_offset
-        return Geometry(slab_bytes, max(0, file_bytes - overhead) // slab_bytes, pages)
+        overhead = DriveGeometry(slab_bytes, 0, pages).data_offset
+        return DriveGeometry(slab_bytes, max(0, file_bytes - overhead) // slab_bytes, pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Superblock:
     """
 
     node_id: str
-    geometry: Geometry
+    geometry: DriveGeometry
     generation: int
     header_pages_used: int
     salt: int = 0
@@ -179,7 +179,7 @@ def _superblock(raw: bytes, name: str) -> Superblock | None:
     row = np.frombuffer(raw, dtype=_SUPERBLOCK, count=1)[0]
     if not OLDEST_VERSION <= row["version"] <= VERSION:
         raise ForeignPool(f"{name} has version {row['version']}, this is {VERSION}; it is left unchanged")
-    geometry = Geometry(int(row["slab_bytes"]), int(row["slab_count"]), int(row["header_pages"]))
+    geometry = DriveGeometry(int(row["slab_bytes"]), int(row["slab_count"]), int(row["header_pages"]))
     if geometry.data_offset != row["data_offset"]:
         raise ForeignPool(f"{name} has its slabs at {row['data_offset']}, {geometry.data_offset} was expected")
     numbers = int(row["generation"]), int(row["header_pages_used"])

@@ -20,13 +20,13 @@ from quire.model.durability import Durability
 from quire.model.errors import PoolFull
 from quire.model.keys import KEY_BYTES
 from quire_storage.core.chunks import DiskPlace, Placed
-from quire_storage.core.namespaces import Found
+from quire_storage.core.namespaces import ChunkFacts
 from quire_storage.core.pool_format import (
     LEVELS,
     PAGE_BYTES,
     UNIT_BYTES,
+    DriveGeometry,
     FoundHeaders,
-    Geometry,
     find_headers,
     header_bytes,
     pack_pool_header,
@@ -53,7 +53,7 @@ Pages = dict[int, list[int]]
 class _Drive:
     """A drive: its slots, and which header page serves which slots of which slab."""
 
-    geometry: Geometry
+    geometry: DriveGeometry
     image: Bytes
     slots: SlotAllocator
     free_pages: list[int]
@@ -74,7 +74,7 @@ class PoolMap:
     """`images`: for each drive memory of `geometry.header_pages` pages, all zero. `salts`: of each drive's pool."""
 
     def __init__(
-        self, geometries: Sequence[Geometry], images: Sequence[Bytes], stripe_bytes: int, salts: Sequence[int] = ()
+        self, geometries: Sequence[DriveGeometry], images: Sequence[Bytes], stripe_bytes: int, salts: Sequence[int] = ()
     ) -> None:
         self._drives = [
             _Drive(
@@ -247,9 +247,9 @@ class PoolMap:
         return int(self._drives[where >> _DRIVE_SHIFT].index_generations[at])
 
     def listing(self, place: DiskPlace) -> tuple[int, bool]:
-        """Return the generation of the index entry that lists the chunk at `place`, and whether it has an object.
+        """Return the generation of the entry that lists the chunk at `place`, and whether it lists an object.
 
-        0 stands for no known entry; the object is listed by that entry.
+        0 stands for no known entry.
         """
         drive, at = self._drives[place.drive], place.header // UNIT_BYTES
         return int(drive.index_generations[at]), bool(drive.in_object[at])
@@ -296,7 +296,7 @@ class PoolMap:
                 yield ages, ((at + first) * UNIT_BYTES).astype(np.uint64) | np.uint64(index << _DRIVE_SHIFT)
                 first += _SCANNED_UNITS
 
-    def found_at(self, places: Sequence[int]) -> list[Found]:
+    def found_at(self, places: Sequence[int]) -> list[ChunkFacts]:
         """Chunks whose headers are at these places now."""
         entries = []
         for place in places:
@@ -306,7 +306,7 @@ class PoolMap:
             if self._where.get(key) == place:
                 size = -(-int(row["slice_bytes"]) // ALIGNMENT) * ALIGNMENT * int(row["num_layers"])
                 parent = row["parent"].tobytes() if row["flags"] & HAS_PARENT else b""
-                entries.append(Found(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
+                entries.append(ChunkFacts(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
         return entries
 
     def fail(self, drive: int) -> list[Placed]:
@@ -424,7 +424,7 @@ class PoolMap:
     # ----
 
     def _generation_of(self, key: bytes, place: DiskPlace) -> int:
-        """Return the number of a header, in the order in which places were allocated.
+        """Return the generation of a header, in the order in which places were allocated.
 
         A rewritten header keeps its own.
         """
@@ -437,7 +437,7 @@ class PoolMap:
         return self._generation
 
     def _revision_at(self, key: bytes, place: DiskPlace) -> int:
-        """Return the row of this chunk's header at `place`; -1 if there is none yet."""
+        """Return the revision of this chunk's header at `place`; -1 if there is none yet."""
         image = self._drives[place.drive].image
         if image[place.header + _KEY_AT : place.header + _KEY_AT + KEY_BYTES].tobytes() != key:
             return -1

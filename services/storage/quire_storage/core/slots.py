@@ -69,7 +69,7 @@ class SlotAllocator:
         return self.slots_per_slab(shape) * shape.slice_room
 
     def slots_per_slab(self, shape: Shape) -> int:
-        """Check a shape. Raises `LayoutInvalid` for a chunk larger than a slab."""
+        """Return how many slots a slab has. Raises `LayoutInvalid` for a chunk larger than a slab."""
         if shape.slot_bytes > self._slab_bytes:
             raise LayoutInvalid(
                 f"a chunk of {shape.slot_bytes} bytes exceeds the node's slabs of {self._slab_bytes}", field="layout"
@@ -136,14 +136,14 @@ class SlotAllocator:
         if shape.slot_bytes > self._slab_bytes or not shape.num_layers or not shape.slice_bytes:
             return []
         self._add_slab(slab, shape)
-        bitmap = self._slabs[slab]
-        sound = [slot for slot in slots if slot < len(bitmap.taken)]
+        adopted = self._slabs[slab]
+        sound = [slot for slot in slots if slot < len(adopted.taken)]
         for slot in sound:
-            bitmap.taken[slot] = 1
-        bitmap.free = [slot for slot, taken in enumerate(bitmap.taken) if not taken]
-        if not bitmap.free:
+            adopted.taken[slot] = 1
+        adopted.free = [slot for slot, taken in enumerate(adopted.taken) if not taken]
+        if not adopted.free:
             self._open[shape].discard(slab)
-        self.used_bytes += sum(bitmap.taken) * shape.slot_bytes
+        self.used_bytes += sum(adopted.taken) * shape.slot_bytes
         return sound
 
     def settle(self) -> None:

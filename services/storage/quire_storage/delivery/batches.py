@@ -53,16 +53,16 @@ class Reading:
 
         `starts`: where in the arena the slices of `layer` lie.
         """
-        unread = 0
+        unsound = 0
         for index in bad:
             payload = await self.heal(copies[index])
             if payload is None:
-                unread += 1
+                unsound += 1
                 continue
             at = int(starts[index])
             self.tiers.arena.view[at : at + copies[index].chunk.slice_bytes] = payload[layer]
-        if unread:
-            raise CorruptData(f"{unread} chunks have no sound bytes in layer {layer}, here or elsewhere")
+        if unsound:
+            raise CorruptData(f"{unsound} chunks have no sound bytes in layer {layer}, here or elsewhere")
 
 
 class Promotion:
@@ -163,7 +163,7 @@ class Promotions:
         await asyncio.shield(leaving)
 
     def keep(self, cleanup: asyncio.Task[None]) -> None:
-        """Hold a task that has to end without a waiter."""
+        """Hold a task that has to end even if no caller waits for it."""
         self._leaving.add(cleanup)
         cleanup.add_done_callback(self._leaving.discard)
 
@@ -197,7 +197,7 @@ class Verifying:
         self.task: asyncio.Task[None] | None = None
 
     def told(self, sound: int) -> None:
-        """Note that the first `chunks` match. Called by the thread."""
+        """Note that the first `sound` chunks match. Called by the thread."""
         self._loop.call_soon_threadsafe(self._hear, sound)
 
     def end(self, _: asyncio.Task[None]) -> None:
@@ -299,7 +299,7 @@ class Batches:
 
     @property
     def ahead(self) -> int:
-        """Return how many to prepare while one is sent: drives need several reads, checksums only a core.
+        """Number of batches to prepare while one is sent: drives need several reads, checksums only a core.
 
         Of small ones several, too: they take less time than the thread's answer.
         """

@@ -26,11 +26,11 @@ from quire.transport import Peer, Stalled
 from quire_server.core.shares import SharedBound
 from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
-from quire_storage.delivery.delivery import Delivery, DeliveryParts, delivery_name
+from quire_storage.delivery.delivery import DeliveryParts, NodeDelivery, delivery_name
 from quire_storage.delivery.transfers import RETRY_S, Transfers
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.tiers.object_tier import ChunkObjects
-from quire_storage.tiers.tiers import Pinned, Tiers
+from quire_storage.tiers.tiers import PinnedCopies, Tiers
 
 _DEATH_SEEN_S = 60.0
 _SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
@@ -63,7 +63,7 @@ class Deliveries:
         self._spawn = spawn
         self._on_read = on_read
         self._room = SharedBound(config.deliveries_max)
-        self.running: dict[str, Delivery] = {}
+        self.running: dict[str, NodeDelivery] = {}
         self.delivered_bytes = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
         self._stalls = meter().create_histogram(
@@ -121,7 +121,7 @@ class Deliveries:
             pinned = await self._pin(call, keys)
             if pinned.missing:
                 call = replace(call, ranges=_without(call, frozenset(pinned.missing)))
-            delivery = Delivery(self._parts, call, pinned.copies)
+            delivery = NodeDelivery(self._parts, call, pinned.copies)
             task = self._spawn(self._run(delivery, call, pinned), traced=True)
             self._transfers.stop_by((call.delivery_id, call.node_index), delivery.cancel)
         finally:
@@ -137,7 +137,7 @@ class Deliveries:
             if not task.done():
                 delivery.cancel()
 
-    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> Pinned:
+    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> PinnedCopies:
         """Pin all chunks of a prefix, or none; of unchained chunks those that are here, one at least."""
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
             pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
@@ -172,7 +172,7 @@ class Deliveries:
         self._room.give_back(call.tenant.tenant)
         self._transfers.end((call.delivery_id, call.node_index))
 
-    async def _run(self, delivery: Delivery, call: DeliverOrder, pinned: Pinned) -> NodeOutcome:
+    async def _run(self, delivery: NodeDelivery, call: DeliverOrder, pinned: PinnedCopies) -> NodeOutcome:
         name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
         self.running[name] = delivery
         try:
@@ -192,7 +192,7 @@ class Deliveries:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
-    async def _linger(self, delivery: Delivery, call: DeliverOrder, pinned: Pinned) -> None:
+    async def _linger(self, delivery: NodeDelivery, call: DeliverOrder, pinned: PinnedCopies) -> None:
         await delivery.linger()
         self._ended(call)
         self._tiers.unpin(pinned)

@@ -31,7 +31,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Copy
 from quire_storage.core.plan import check_shapes, choose_order
 from quire_storage.delivery.batches import Batches, Promotions, Reading, ReadyBatch
-from quire_storage.delivery.fair_queue import FairQueue, Lane, Wire
+from quire_storage.delivery.fair_queue import Lane, Wire, WireQueue
 from quire_storage.delivery.layer_trace import LayerTrace
 from quire_storage.delivery.rates import Allowance, Rates
 from quire_storage.ports import AdmissionRequest, Clock
@@ -58,11 +58,11 @@ class DeliveryParts:
     rates: Rates
     clock: Clock
     wire: Wire
-    chunkwise: FairQueue
+    chunkwise: WireQueue
     theta_bytes: Callable[[], int]
 
 
-class Delivery:
+class NodeDelivery:
     """Runs once. `layers()` yields each finished layer if the call says so; `run()` returns the outcome.
 
     `settled`: nothing of it is in flight. `cancelled`: by its caller. `peer`: the client, once it is known.
@@ -215,7 +215,7 @@ class Delivery:
 
     @property
     def _left_s(self) -> float:
-        """Return for how long it may write. Chunks may have been waited for since it was permitted."""
+        """Time for which it may write. Chunks may have been waited for since it was permitted."""
         return min(self._parts.config.transfer_timeout_s, self._call.until_s - self._parts.clock.monotonic_s())
 
     def _peer_failed(self, _: PeerLost) -> None:

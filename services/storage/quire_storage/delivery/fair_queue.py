@@ -10,7 +10,7 @@ from quire_storage.core.drr import DeficitRoundRobin
 _SLOW_S = 0.02
 
 
-class FairQueue:
+class WireQueue:
     """Admits requests while less than `capacity` is inside; the rest wait, in weighted deficit round robin."""
 
     def __init__(self, capacity: int) -> None:
@@ -65,7 +65,7 @@ class Wire:
     """The way out of this node. While one delivery has it alone nothing waits; several take turns by their rates."""
 
     def __init__(self, window_bytes: int) -> None:
-        self._gate = FairQueue(window_bytes)
+        self._gate = WireQueue(window_bytes)
         self._lanes = 0
 
     def lane(self, name: str, weight: Callable[[], float]) -> Lane:

@@ -32,7 +32,7 @@ class LayerTrace:
             self._at_s, self._spent_s = self._clock.monotonic_s(), {}
 
     def passed(self, stage: str) -> None:
-        """Return the waits since the last call."""
+        """Count the time since the last call as a wait for `stage`."""
         if self._span is not None:
             now_s = self._clock.monotonic_s()
             self._spent_s[stage] = self._spent_s.get(stage, 0.0) + now_s - self._at_s

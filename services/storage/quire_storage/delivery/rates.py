@@ -14,7 +14,7 @@ from quire.model.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import background, counter, logger, meter, names
 from quire_server import tasks
 from quire_storage.core.pacing import Credit, Pacer
-from quire_storage.ports import AdmissionRequest, Clock, Grant, RateSource
+from quire_storage.ports import AdmissionRequest, Clock, RateGrant, RateSource
 
 _RENEW_S_MIN = 0.005
 _RENEW_S_ALONE, _RENEW_S_ALONE_MAX = 0.1, 1.0
@@ -60,8 +60,8 @@ class Allowance:
 class Rates:
     """Allowances of the deliveries that run.
 
-    A scheduler that does not answer is retried for 0.3 s, the time in which a standby takes over; rates stay for as
-    long. After that those without a rate share this node's cap equally, and the scheduler is retried ten times a
+    A scheduler that does not answer is retried for 0.3 s, the time in which a standby takes over; rates stay for
+    that time. After that those without a rate share this node's cap equally, and the scheduler is retried ten times a
     second.
     """
 
@@ -250,7 +250,7 @@ class Rates:
 
     async def _renew_once(self) -> None:
         """Receive the rates of this epoch. Raises `QuireError` if no scheduler answers."""
-        layers_left = {name: delivery.layers_left for name, delivery in self._running.items() if delivery.scheduled}
+        layers_left = {name: allowance.layers_left for name, allowance in self._running.items() if allowance.scheduled}
         grants = await self._source.renew(layers_left)
         self._answered()
         granted = set()
@@ -287,7 +287,7 @@ class Rates:
 
     # ---- rates
 
-    def _grant(self, allowance: Allowance, grant: Grant) -> None:
+    def _grant(self, allowance: Allowance, grant: RateGrant) -> None:
         self._credit.set_rate(grant.credit_bytes_per_s, self._clock.monotonic_s())
         allowance.scheduled = True
         allowance.granted, allowance.short = grant.rate_bytes_per_s, grant.short

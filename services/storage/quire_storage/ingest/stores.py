@@ -24,7 +24,7 @@ from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.ingest import pull
 from quire_storage.ports import Clock
-from quire_storage.tiers.tiers import Pinned, Slots, Tiers
+from quire_storage.tiers.tiers import PinnedCopies, Slots, Tiers
 
 _GROUPS_AT_ONCE: Final = 3
 
@@ -102,7 +102,7 @@ class Stores:
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved_bytes, quiesced=True)
 
     @contextlib.asynccontextmanager
-    async def _compared(self, call: IngestOrder) -> AsyncIterator[Pinned | None]:
+    async def _compared(self, call: IngestOrder) -> AsyncIterator[PinnedCopies | None]:
         """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             yield None
@@ -115,7 +115,7 @@ class Stores:
         finally:
             self._tiers.unpin(pinned)
 
-    async def _keep_all(self, call: IngestOrder, compared: Pinned | None) -> set[bytes]:
+    async def _keep_all(self, call: IngestOrder, compared: PinnedCopies | None) -> set[bytes]:
         """Write chunks to drives while the ones behind them are read, if all of the buffer can be read by now.
 
         A failure ends the rest; acknowledged chunks stay.
@@ -138,7 +138,7 @@ class Stores:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self, call: IngestOrder, reading: asyncio.Lock, compared: Pinned | None) -> set[bytes]:
+    async def _keep(self, call: IngestOrder, reading: asyncio.Lock, compared: PinnedCopies | None) -> set[bytes]:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:

@@ -67,10 +67,10 @@ class ChunkObjects:
             generations: By key, the generation of the index entry that lists the object; 0 if unknown.
         """
         reads: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
-        names = iter(generations.items())
+        remaining = iter(generations.items())
         try:
             while True:
-                for key, generation in islice(names, _AT_ONCE - len(reads)):
+                for key, generation in islice(remaining, _AT_ONCE - len(reads)):
                     reads.append(asyncio.create_task(self._fetch_one(key, generation)))
                 if not reads:
                     return
@@ -159,7 +159,7 @@ class ChunkObjects:
 
 
 def _record(key: bytes, raw: bytes | None) -> ChunkRecord | None:
-    """Return the header of the chunk `key` from its object; None if it is invalid, or another chunk's."""
+    """Return the index record of the chunk `key` from its object; None if invalid, or another chunk's."""
     row = sound_header(raw) if raw is not None else None
     return record_of(row) if row is not None and row["key"].tobytes() == key else None
 
@@ -170,7 +170,7 @@ def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
 
 
 def unpack_object(raw: bytes) -> tuple[Header, Bytes] | None:
-    """Return the chunk and its (L, S) bytes; None if any part is damaged."""
+    """Return the header and the (L, S) bytes; None if any part is damaged."""
     try:
         parsed = read_chunk_object(raw)
     except CorruptData:

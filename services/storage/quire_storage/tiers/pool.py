@@ -22,7 +22,7 @@ from quire_storage.core.error_budget import ErrorBudget
 from quire_storage.core.pool_format import (
     HEADERS_OFFSET,
     PAGE_BYTES,
-    Geometry,
+    DriveGeometry,
     Superblock,
     joined,
     newest_slot,
@@ -373,7 +373,7 @@ class Pool:
 
     def _create(self, name: str) -> int:
         settings = self._settings
-        geometry = Geometry.within(settings.drive_bytes, settings.slab_bytes, settings.chunk_bytes_min)
+        geometry = DriveGeometry.within(settings.drive_bytes, settings.slab_bytes, settings.chunk_bytes_min)
         if geometry.slab_count < 1:
             raise DriveUnusable(
                 f"{name}: {settings.drive_bytes} bytes are too few for a slab of {settings.slab_bytes} and its headers"

@@ -47,7 +47,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedCopies:
     """Chunks that stay where they are until `Tiers.unpin`. `missing`: keys that are not here."""
 
     ticket: int
@@ -98,7 +98,7 @@ class Tiers:
             pool.on_lost(lambda drive: self._executor.post(ev.DriveLost(drive)))
 
     async def close(self) -> None:
-        """Write chunks in memory only, as far as the drives have space; then stop."""
+        """Write the chunks that are in memory only, as far as the drives have space; then stop."""
         await self._executor.ask(lambda ticket: ev.Stopping(ticket))
         await self._executor.close()
 
@@ -122,7 +122,7 @@ class Tiers:
 
     async def pin(
         self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True, records: Records | None = None
-    ) -> Pinned:
+    ) -> PinnedCopies:
         """Chunks, kept where they are until `unpin`.
 
         Args:
@@ -143,15 +143,15 @@ class Tiers:
             del self._records[ticket]
         copies, absent = cast(ev.PinResult, answer)
         self._executor.count()
-        return Pinned(ticket, copies, absent)
+        return PinnedCopies(ticket, copies, absent)
 
-    def pin_also(self, copy: Copy) -> Pinned:
+    def pin_also(self, copy: Copy) -> PinnedCopies:
         """Keep a copy that is pinned already for longer."""
         ticket = self._executor.ticket()
         self._executor.post(ev.PinnedAlso(ticket, copy.number))
-        return Pinned(ticket, [copy], [])
+        return PinnedCopies(ticket, [copy], [])
 
-    def unpin(self, pinned: Pinned) -> None:
+    def unpin(self, pinned: PinnedCopies) -> None:
         """Let go."""
         self._executor.post(ev.Unpinned(pinned.ticket))
 
@@ -167,9 +167,9 @@ class Tiers:
     def promote(
         self, copies: Sequence[Copy], *, prefetch: bool = False
     ) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
-        """Return slots for pinned copies that are read from a drive and should stay in memory.
+        """Reserve slots for pinned copies that are read from a drive and should stay in memory.
 
-        These are a ticket, and by a copy's number its promotion and its place. End each promotion by `end_promotion`.
+        Returns a ticket, and by a copy's number its promotion and its place. End each promotion by `end_promotion`.
         `prefetch`: a client wants them there.
         """
         ticket = self._executor.ticket()
@@ -217,11 +217,11 @@ class Tiers:
         chunks: Sequence[Chunk],
         level: Durability,
         on_existing: OnExisting = OnExisting.SKIP,
-        compared: Pinned | None = None,
-    ) -> AsyncIterator[Stored]:
+        compared: PinnedCopies | None = None,
+    ) -> AsyncIterator[StoredChunks]:
         """Keep chunks whose bytes are in `slots`, in order: readable, on a drive if the level requires it, and indexed.
 
-        Inside, all indexed chunks are pinned. That other nodes or the object tier have it is the caller's matter.
+        Inside, all indexed chunks are pinned. That other nodes or the object tier have them is the caller's matter.
         `compared`: copies to compare with, which the caller pins until this ends. Raises `ContentConflict`, `PoolFull`,
         `DriveFailed`: then nothing is promised. Chunks that are not indexed are not kept.
         """
@@ -238,7 +238,7 @@ class Tiers:
         )
         try:
             indexed = cast(set[bytes], await self._executor.answer(ticket, event))
-            yield Stored(self, ticket, indexed)
+            yield StoredChunks(self, ticket, indexed)
         finally:
             self._executor.post(ev.Unpinned(ticket))
 
@@ -367,7 +367,7 @@ _EVICTED_AT_ONCE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredChunks:
     """Result of a store. `indexed`: keys that the index lists."""
 
     tiers: Tiers

@@ -295,7 +295,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Write copies in memory only, and stop trimming. Completes when that is done."""
+    """Write the copies that are in memory only, and stop trimming. Completes when that is done."""
 
     ticket: int
 

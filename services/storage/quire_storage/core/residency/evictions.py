@@ -33,7 +33,7 @@ class ResidencySettings:
 
 
 @dataclass(slots=True)
-class Question:
+class EvictionQuestion:
     """A question to the index: may these copies be evicted?
 
     Attributes:
@@ -79,7 +79,7 @@ class CopyEvictions:
         self._uploads = uploads
         self._out = copies.out
         self._slabs = SlabVictims(copies.on_disk, copies.pool)
-        self.questions: dict[int, Question] = {}
+        self.questions: dict[int, EvictionQuestion] = {}
         self.asking: set[int] = set()
         self._trimming = False
         self._refused, self._pause_s, self._trim_at_s = 0, RETRY_S, 0.0
@@ -184,7 +184,7 @@ class CopyEvictions:
         number = self._copies.number()
         for entry in entries:
             entry.question = number
-        self.questions[number] = Question(list(entries), tier, of_object, by.ticket)
+        self.questions[number] = EvictionQuestion(list(entries), tier, of_object, by.ticket)
         records = [entry.chunk.record for entry in entries]
         withdraws = of_object or by.keepers
         self._out.append(ev.AskToWithdraw(number, records, by.keepers) if withdraws else ev.AskToEvict(number, records))
@@ -198,7 +198,7 @@ class CopyEvictions:
             if group:
                 self._ask(group, tier, of_object)
 
-    def _count_refused(self, question: Question) -> None:
+    def _count_refused(self, question: EvictionQuestion) -> None:
         """Pause once the index has refused as many copies as the tier has."""
         self._refused += len(question.entries)
         if self._refused > len(question.tier):
@@ -208,7 +208,7 @@ class CopyEvictions:
             self._pause_s = min(_PAUSE_S_MAX, 2 * self._pause_s)
             self._out.append(ev.WakeAt(self._trim_at_s))
 
-    def _stay(self, entry: Entry, question: Question) -> None:
+    def _stay(self, entry: Entry, question: EvictionQuestion) -> None:
         """Keep a copy: it is leased, or extended by others; or the object tier does not have it after all."""
         if question.of_object and entry.in_object:
             entry.in_object = False

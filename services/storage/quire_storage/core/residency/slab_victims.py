@@ -26,7 +26,7 @@ class SlabVictims:
     def victims(self, shape: Shape, is_kept: Kept, limit: int) -> list[bytes]:
         """Keys, children first, taken out of the order: the coldest one if it has the shape, else some of its slab.
 
-        None if no such slab has a key that can be evicted.
+        Empty if no such slab has a key that can be evicted.
         """
         skipped: list[bytes] = []
         victims: list[bytes] = []
