@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 CLIENT: Final = Path(__file__).parents[1] / "libs" / "quire" / "client"
-SOURCE, MADE = CLIENT / "client.py", CLIENT / "sync_calls.py"
+SOURCE, MADE = CLIENT / "client.py", CLIENT / "blocking" / "calls.py"
 WRAPPED: Final = {"Delivery": "SyncDelivery", "Retrieval": "SyncRetrieval", "StoreSession": "SyncStoreSession"}
 """Results that have coroutines themselves, and their blocking forms."""
 OWN: Final = frozenset({"start", "close"})
@@ -19,8 +19,8 @@ HEAD: Final = '''"""Calls of `SyncClient`. Made of `QuireClient` by `make genera
 from __future__ import annotations
 
 {imports}
-from quire.client.sync_loop import SyncLoop
-from quire.client.sync_transfers import {wrapped}
+from quire.client.blocking.loop import SyncLoop
+from quire.client.blocking.transfers import {wrapped}
 
 
 class SyncCalls(SyncLoop):

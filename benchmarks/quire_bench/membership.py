@@ -27,8 +27,8 @@ from quire.model.permit import PermitSigner
 from quire.wire.channels import ChannelPool
 from quire.wire.credentials import Caller
 from quire_server.clock import ClusterClock, SystemClock
-from quire_server.heartbeat import Heartbeat
-from quire_server.membership_log import KnownNodes
+from quire_server.membership.heartbeat import Heartbeat
+from quire_server.membership.membership_log import KnownNodes
 from quire_storage.adapters.cluster import GrpcPeers
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row

@@ -25,11 +25,11 @@ from quire.wire.tls import Tls
 from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
-from quire_server.callers import CheckRole, check_caller, check_certificate, is_of_any_member
-from quire_server.connections import HANDSHAKE_S, LISTENER_SHARE, connections_max
+from quire_server.access.callers import CheckRole, check_caller, check_certificate, is_of_any_member
+from quire_server.access.unauthenticated import SideServices, first_message
 from quire_server.core.shares import SharedBound
+from quire_server.limits.connections import HANDSHAKE_S, LISTENER_SHARE, connections_max
 from quire_server.telemetry.metrics import readiness
-from quire_server.unauthenticated import SideServices, first_message
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
 _OUTCOMES: Final = ("ok", "refused", "failed")

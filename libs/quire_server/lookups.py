@@ -27,10 +27,10 @@ from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock
-from quire_server.cluster_view import ClusterView
 from quire_server.core.advice import FetchAdvice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
+from quire_server.membership.cluster_view import ClusterView
 
 _REDIS: Final = {"db.system.name": "redis"}
 _NAMESPACES_COUNTED: Final = 64

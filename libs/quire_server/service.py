@@ -29,8 +29,8 @@ from quire_server import tasks
 from quire_server.clock import ClusterClock
 from quire_server.config import MemberConfig, ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
-from quire_server.heartbeat import ClusterNews, Heartbeat
-from quire_server.membership_log import KnownNodes
+from quire_server.membership.heartbeat import ClusterNews, Heartbeat
+from quire_server.membership.membership_log import KnownNodes
 from quire_server.preflight import preflight
 from quire_server.telemetry import configure, keep_spans, publish
 from quire_server.telemetry.build_info import publish_build, publish_expiry

@@ -9,7 +9,7 @@ import redis.asyncio as redis
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
-from quire_server.quotas import Quotas
+from quire_server.limits.quotas import Quotas
 from quire_server.redis import Images, Reservations, S3Buckets
 from quire_server.redis.access import salt_of
 from quire_server.redis.reservations import RESERVATION_MS

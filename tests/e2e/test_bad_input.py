@@ -35,7 +35,7 @@ from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import common_pb2, gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
-from quire_server.permits import member_permit
+from quire_server.access.permits import member_permit
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
 

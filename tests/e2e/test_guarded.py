@@ -48,7 +48,7 @@ from quire.wire.v1 import common_pb2, images_pb2, orchestrator_pb2, storage_pb2,
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire.wire.v1.trace_pb2_grpc import TraceServiceStub
-from quire_server import certs
+from quire_server.access import certs
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 from tests import fork_server

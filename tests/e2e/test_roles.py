@@ -22,7 +22,7 @@ from quire.wire.status import error_of
 from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls
 from quire.wire.v1 import decoder_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_server.roles import ROLES, roles_of
+from quire_server.access.roles import ROLES, roles_of
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import members
 

@@ -17,9 +17,9 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import quire_server.grpc_server as grpc_server_module
-from quire_server import certs
-from quire_server.connections import HttpConnections, listen
+from quire_server.access import certs
 from quire_server.grpc_server import Server
+from quire_server.limits.connections import HttpConnections, listen
 from quire_tools.local.ports import free_ports
 
 _REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

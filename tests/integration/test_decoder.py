@@ -16,8 +16,8 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from quire.client.quarantine import may_be_in_use
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.quarantine import may_be_in_use
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import (
     ChunkMissing,

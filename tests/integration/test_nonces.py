@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from quire.client.buffers import Buffer
+from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import QuireError, TargetInvalid
 from quire.transport import OFF, AddressNonce, AutoTransport, data_plane, decode_message

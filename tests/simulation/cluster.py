@@ -48,12 +48,12 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
+from quire_server.access.permits import PermitChecker
 from quire_server.clock import ClusterClock
-from quire_server.cluster_view import RefreshedView
-from quire_server.heartbeat import Heartbeat
 from quire_server.lookups import Lookups, LookupSettings
-from quire_server.membership_log import KnownNodes
-from quire_server.permits import PermitChecker
+from quire_server.membership.cluster_view import RefreshedView
+from quire_server.membership.heartbeat import Heartbeat
+from quire_server.membership.membership_log import KnownNodes
 from quire_server.redis import Membership
 from quire_server.redis.connection import metadata_errors
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource

@@ -10,7 +10,7 @@ from typing import Any
 
 import quire.model.images as images_module
 from pyucx.stream import Stream
-from quire.client.quiescence import Quiescence
+from quire.client.memory.quiescence import Quiescence
 from quire.model.errors import NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.model.transfers import IngestOrder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import quire.client.delivery as delivery_module
-import quire.client.quiescence as quiescence_module
+import quire.client.memory.quiescence as quiescence_module
 import quire.model.keys as keys_module
 import quire.transport.copying as copying_module
 import quire_server.redis.bucket_scripts as scripts_module

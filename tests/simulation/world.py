@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from quire.client import QuireClient
-from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
-from quire.client.quiescence import unheard_s
+from quire.client.memory.buffers import Buffer
+from quire.client.memory.quiescence import unheard_s
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting

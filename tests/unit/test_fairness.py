@@ -20,8 +20,8 @@ from quire.model.errors import TooManyRequests
 from quire.testing.simulation.loop import SimulatedLoop, simulate
 from quire.transport.fair_threads import FairThreads
 from quire_server.core.shares import SharedBound
-from quire_server.shared_room import SharedRoom
-from quire_server.turns import FairTurns
+from quire_server.limits.shared_room import SharedRoom
+from quire_server.limits.turns import FairTurns
 from quire_storage.delivery.fair_queue import WireQueue
 
 _PLACES: Final = 4

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from quire.model.nodes import Location, Node, StorageInfo
-from quire_server import membership_log as module
-from quire_server.membership_log import KnownNodes, MembershipChanges, MembershipLog
+from quire_server.membership import membership_log as module
+from quire_server.membership.membership_log import KnownNodes, MembershipChanges, MembershipLog
 
 
 def _node(number: int, start: str = "first", used: int = 0) -> Node:

@@ -10,8 +10,8 @@ import pytest
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
-from quire_server import quotas as quotas_module
-from quire_server.quotas import Quotas
+from quire_server.limits import quotas as quotas_module
+from quire_server.limits.quotas import Quotas
 from quire_server.redis.access import salt_of
 from quire_server.redis.reservations import Reservation
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quire.model.errors import TooManyRequests
-from quire_server.shared_room import SharedRoom
+from quire_server.limits.shared_room import SharedRoom
 
 
 async def test_one_tenant_leaves_room_to_others() -> None:

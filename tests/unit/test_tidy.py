@@ -134,7 +134,7 @@ def test_messages_stop_at_the_edge() -> None:
         "quire.wire",
         "quire.client",
         "quire_server.grpc_server",
-        "quire_server.heartbeat",
+        "quire_server.membership.heartbeat",
         "quire_server.redis.membership",
         "quire_server.trace_service",
         "quire_tools.local.cluster",

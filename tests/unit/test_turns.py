@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 
 async def _settle() -> None:

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, descriptor_of, lookup_of
-from quire.client.own_address import OwnAddress
-from quire.client.quarantine import Quarantine
+from quire.client.memory.buffers import Buffer, Loan
+from quire.client.memory.own_address import OwnAddress
+from quire.client.memory.quarantine import Quarantine
+from quire.client.memory.route_check import RouteCheck
 from quire.client.retrieval import Retrieval, first_of, retrieved
-from quire.client.route_check import RouteCheck
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting

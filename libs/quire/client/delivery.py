@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from opentelemetry import trace
 
-from quire.client.buffers import Buffer, Loan
-from quire.client.quiescence import Quiescence, when_unheard
+from quire.client.memory.buffers import Buffer, Loan
+from quire.client.memory.quiescence import Quiescence, when_unheard
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, by_code
 from quire.model.outcome import FetchSummary, NodeOutcome
 from quire.model.ranges import ChunkRange

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
-from quire.client.quarantine import may_be_in_use
+from quire.client.memory.buffers import Buffer
+from quire.client.memory.quarantine import may_be_in_use
 from quire.model.durability import Durability
 from quire.model.errors import (
     ChunkMissing,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.client.buffers import Buffer
+from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import end_of, seen
-from quire.client.quiescence import Quiescence, when_unheard
-from quire.client.route_check import NO_WAY
+from quire.client.memory.buffers import Buffer, Loan
+from quire.client.memory.quiescence import Quiescence, when_unheard
+from quire.client.memory.route_check import NO_WAY
 from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, PeerLost, QuireError, by_code
 from quire.model.outcome import NodeOutcome, StoreSummary
 from quire.telemetry import binary_context, names, tracer

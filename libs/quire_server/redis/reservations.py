@@ -35,7 +35,7 @@ class Reservation(NamedTuple):
 
 
 class Reservations:
-    """See `quire_server.quotas.Quotas`."""
+    """See `quire_server.limits.quotas.Quotas`."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

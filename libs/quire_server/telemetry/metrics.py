@@ -15,7 +15,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from quire_server.connections import ASIDE_SHARE, KEEPALIVE_S, HttpConnections, connections_max, listen
+from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, HttpConnections, connections_max, listen
 
 readiness: Final = threading.Event()
 """Set by the server while it takes requests."""

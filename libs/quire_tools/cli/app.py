@@ -97,7 +97,7 @@ def certs(
 ) -> None:
     """A private authority, and certificates for members and gateways. Again: new ones, taken up without a restart."""
     from quire.wire.tls import OPERATOR, SERVICES
-    from quire_server.certs import make
+    from quire_server.access.certs import make
 
     certificates = make(folder, host or [], days)
     operator = certificates.members[OPERATOR]

@@ -446,7 +446,7 @@ class LocalCluster:
         return {"QUIRE_TRACE_FOLDER": str(self.folder / "traces"), "QUIRE_TRACE_RECENT": "4000"} if self._trace else {}
 
     def _certificates(self) -> dict[str, str]:
-        from quire_server.certs import make
+        from quire_server.access.certs import make
 
         certificates = make(self.folder / "certs", [], days=30)
         operator = certificates.members[OPERATOR]

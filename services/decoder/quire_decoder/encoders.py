@@ -13,7 +13,7 @@ from quire.model.errors import ResourceExhausted
 from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
 from quire_decoder.ports import EncoderProcess, PixelEncoder, Pixels
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 
 class Encoders:

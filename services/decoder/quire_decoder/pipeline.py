@@ -17,7 +17,7 @@ from quire_decoder.core.form_cache import Costs
 from quire_decoder.device import Device
 from quire_decoder.encoders import Encoders
 from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 Result = TypeVar("Result")
 LOSSLESS = Rendering("png")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.errors import Abandoned
 from quire.model.nodes import Node
 from quire.transport import OFF, data_plane

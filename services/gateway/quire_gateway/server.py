@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from quire import PROTOCOL_VERSION
-from quire.client.remote_memory import PeerTransfers
-from quire.client.route_check import RouteCheck
+from quire.client.memory.remote_memory import PeerTransfers
+from quire.client.memory.route_check import RouteCheck
 from quire.model.errors import Unavailable
 from quire.model.images import record_name
 from quire.model.nodes import GatewayInfo, Node
@@ -68,11 +68,12 @@ from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import WHOLE_BODIES, ChunkBackend, LatentBackend
 from quire_server.clock import Clock, ClusterClock, SystemClock
-from quire_server.cluster_view import RefreshedView
-from quire_server.connections import ASIDE_SHARE
 from quire_server.grpc_server import Server
+from quire_server.limits.connections import ASIDE_SHARE
+from quire_server.limits.quotas import Quotas
+from quire_server.limits.turns import FairTurns
 from quire_server.lookups import Lookups, LookupSettings
-from quire_server.quotas import Quotas
+from quire_server.membership.cluster_view import RefreshedView
 from quire_server.redis import (
     AccessKeys,
     Acts,
@@ -91,7 +92,6 @@ from quire_server.redis import (
 from quire_server.redis.access import CHUNKS_BUCKET
 from quire_server.service import member_channels, member_tls, run_service, serve_member
 from quire_server.telemetry.otlp_logs import OtlpLog
-from quire_server.turns import FairTurns
 
 _MESSAGE_BYTES_MAX: Final = 8 << 20
 """Of a client's request: 65,536 keys are 2 MiB, and as many tokens as may be sent 5 MiB."""

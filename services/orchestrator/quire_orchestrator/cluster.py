@@ -21,8 +21,8 @@ from quire_orchestrator.ports import ChunkHolder, Index, Members
 from quire_server import tasks
 from quire_server.clock import ClusterClock
 from quire_server.core.placement import link_rates_of
-from quire_server.heartbeat import ClusterNews
-from quire_server.membership_log import MembershipChanges, MembershipLog
+from quire_server.membership.heartbeat import ClusterNews
+from quire_server.membership.membership_log import MembershipChanges, MembershipLog
 
 _REPORT_MS: Final = 2.5
 _UNPROVEN: Final = "QUIRE_ACCEPT_UNPROVEN"

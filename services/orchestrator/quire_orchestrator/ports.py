@@ -85,7 +85,7 @@ class PolicyBook(Protocol):
 
 
 class TenantQuotas(Protocol):
-    """Port to tenants' usage besides chunks; see `quire_server.quotas.Quotas`."""
+    """Port to tenants' usage besides chunks; see `quire_server.limits.quotas.Quotas`."""
 
     def reserve(self, tenant: str, more_bytes: int) -> AbstractAsyncContextManager[None]:
         """Reserve room while bytes are written. Raises `QuotaExceeded`."""

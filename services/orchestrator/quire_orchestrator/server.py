@@ -24,11 +24,11 @@ from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
-from quire_server.callers import check_own_role
+from quire_server.access.callers import check_own_role
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
+from quire_server.limits.quotas import Quotas
 from quire_server.lookups import LookupAnswer, Question
-from quire_server.quotas import Quotas
 from quire_server.redis import (
     CacheEvents,
     Images,

@@ -12,7 +12,7 @@ from quire.telemetry import background, logger
 from quire.transport import LayerProduced, Stalled, Transport, decode_message
 from quire.transport.fair_threads import FairThreads
 from quire_server import tasks
-from quire_server.heartbeat import ClusterNews
+from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.hot_copies import HotCopies
 from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.cluster.integrity import Integrity

@@ -25,10 +25,10 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
 from quire_server import tasks
+from quire_server.access.permits import PermitChecker
 from quire_server.clock import Clock, ClusterClock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.membership_log import KnownNodes
-from quire_server.permits import PermitChecker
+from quire_server.membership.membership_log import KnownNodes
 from quire_server.service import member_channels, member_tls, run_service, serve_member
 from quire_server.telemetry.metrics import redundancy
 from quire_storage.adapters.block_io import choose_block_io

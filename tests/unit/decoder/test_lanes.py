@@ -18,7 +18,7 @@ from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
 from quire_decoder.encoders import Encoders
 from quire_decoder.ports import Pixels
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 PIXELS = np.zeros((8, 8, 3), dtype=np.uint8)
 

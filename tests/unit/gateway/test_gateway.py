@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (

@@ -29,6 +29,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
     add_GatewayServiceServicer_to_server,
 )
 from quire_gateway.access.admission import Principal
+from quire_gateway.grpc import session as session_module
 from quire_gateway.grpc import sessions
 from quire_gateway.grpc.session import Session
 from quire_server.grpc_server import Server
@@ -446,8 +447,8 @@ async def test_tenants_share_the_bounds_of_sessions() -> None:
 
 async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting answers keep no request in memory, and their number is bounded."""
-    monkeypatch.setattr(sessions, "_UNANSWERED_MAX", 20)
-    monkeypatch.setattr(sessions, "_KEPT_MAX", 4)
+    monkeypatch.setattr(session_module, "_UNANSWERED_MAX", 20)
+    monkeypatch.setattr(session_module, "_KEPT_MAX", 4)
     gateway = SessionGateway()
     async with serving(gateway) as port, session_stream(port) as lazy:
         await lazy.read()
@@ -464,7 +465,7 @@ async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch:
 
 
 async def test_a_request_that_is_stopped_while_its_answer_waits_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_KEPT_MAX", 1)
+    monkeypatch.setattr(session_module, "_KEPT_MAX", 1)
     gateway = SessionGateway()
     async with serving(gateway) as port, session_stream(port) as stream_alone:
         await stream_alone.read()

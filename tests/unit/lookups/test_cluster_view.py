@@ -17,8 +17,8 @@ from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
-from quire_server.cluster_view import RefreshedView
 from quire_server.lookups import Lookups, LookupSettings, Question
+from quire_server.membership.cluster_view import RefreshedView
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16), b"salt")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.client import own_address as module
-from quire.client.own_address import OwnAddress
+from quire.client.memory import own_address as module
+from quire.client.memory.own_address import OwnAddress
 from quire.model.errors import AddressUnproven, PeerLost, QuireError, TooManyRequests
 from quire.transport.memory import MemoryTransport
 from quire.wire.v1 import gateway_pb2 as pb

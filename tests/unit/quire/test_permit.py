@@ -14,7 +14,7 @@ from quire.model.errors import LeaseExpired, LeaseForged, TransferRunning
 from quire.model.permit import PermitSigner
 from quire.testing import FakeClock
 from quire.wire.v1 import storage_pb2 as pb
-from quire_server.permits import PermitChecker, member_permit, permit
+from quire_server.access.permits import PermitChecker, member_permit, permit
 
 SIGNER = PermitSigner(b"a secret")
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire.client.buffers import Buffer
-from quire.client.quarantine import Quarantine, may_be_in_use
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.buffers import Buffer
+from quire.client.memory.quarantine import Quarantine, may_be_in_use
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.client.quiescence import Quiescence
+from quire.client.memory.quiescence import Quiescence
 from quire.model.errors import DeadlineExceeded, PeerLost
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.client import QuireClient
-from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
+from quire.client.memory.buffers import Buffer
 from quire.client.retrieval import first_of, retrieved
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, NotAllowed, QuireError
 from quire.model.hashing import Namespace

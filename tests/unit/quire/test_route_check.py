@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.client.route_check import RouteCheck
+from quire.client.memory.route_check import RouteCheck
 from quire.model.errors import PeerLost
 from quire.model.nodes import Node, StorageInfo
 from quire.testing.simulation import simulate

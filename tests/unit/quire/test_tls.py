@@ -16,7 +16,7 @@ from quire.wire import tls as tls_module
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.credentials import AUTHORIZATION
 from quire.wire.tls import MEMBER_NAME, Tls, tls_of_environment
-from quire_server import certs
+from quire_server.access import certs
 
 _ASKED = health_pb2.HealthCheckRequest()
 

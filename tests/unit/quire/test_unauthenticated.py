@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from quire.model.errors import Unauthenticated
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub, add_GatewayServiceServicer_to_server
-from quire_server import grpc_server, unauthenticated
+from quire_server import grpc_server
+from quire_server.access import unauthenticated
 from quire_server.grpc_server import Server
 
 _PLACES = 100

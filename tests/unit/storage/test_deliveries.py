@@ -88,7 +88,7 @@ async def _first(events: AsyncIterator[Any]) -> Any:
 def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Tiers]:
     tiers: Any = _Tiers()
     _Delivery.quiet = asyncio.Event()
-    monkeypatch.setattr(module, "Delivery", _Delivery)
+    monkeypatch.setattr(module, "NodeDelivery", _Delivery)
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
     parts: Any = {"config": config, "parts": None, "tiers": tiers, "registry": None, "index": None, "on_read": None}

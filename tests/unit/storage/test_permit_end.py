@@ -10,7 +10,7 @@ from quire.model.errors import DeadlineExceeded, LeaseExpired, TransferRunning
 from quire.model.permit import PermitSigner
 from quire.testing import FakeClock
 from quire.wire.v1 import storage_pb2 as pb
-from quire_server.permits import PermitChecker, permit
+from quire_server.access.permits import PermitChecker, permit
 from quire_storage.config import StorageConfig
 from quire_storage.ingest.stores import Stores
 

@@ -14,7 +14,7 @@ import pytest
 from quire.model.errors import MetadataUnavailable
 from quire.model.index import ChunkRecord, Drop, Held, Listing
 from quire.testing import FakeClock
-from quire_server.heartbeat import ClusterNews
+from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.reconciler import Reconciler
 from quire_storage.cluster.registry import Registry
 

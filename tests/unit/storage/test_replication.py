@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from quire.client.quiescence import unheard_s
+from quire.client.memory.quiescence import unheard_s
 from quire.model.descriptor import Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests

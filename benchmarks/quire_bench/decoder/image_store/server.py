@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node

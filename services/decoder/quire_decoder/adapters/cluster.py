@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from quire.client.remote_memory import PeerTransfers
+from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import ChunkMissing, NodeUnavailable
 from quire.model.images import ImageEntry, LeasedRecord
@@ -20,8 +20,8 @@ from quire.wire.convert_transfers import deliver_order_to
 from quire.wire.v1 import common_pb2, decoder_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.access.permits import permit
 from quire_server.clock import Clock
-from quire_server.permits import permit
 
 _TIMEOUT_S = 10.0
 _DELIVERY_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from typing import Final
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 TOKENS_MAX: Final = 1 << 20
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from quire.client.quarantine import Ended, may_be_in_use
+from quire.client.memory.quarantine import Ended, may_be_in_use
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
@@ -29,8 +29,8 @@ from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import Allocated, Decoded, EncodedPicture, ImageRoute, LayerArrived
+from quire_server.access.permits import member_permit, permit
 from quire_server.clock import Clock
-from quire_server.permits import member_permit, permit
 
 _ABANDON_TIMEOUT_S: Final = 5.0
 _WARM_TIMEOUT_S: Final = 5.0

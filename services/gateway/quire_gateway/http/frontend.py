@@ -43,8 +43,8 @@ from quire_gateway.http.requests import HttpRequests, send, traced
 from quire_gateway.images.pictures import Encoded, PictureUploads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
-from quire_server.connections import KEEPALIVE_S, listen
-from quire_server.turns import FairTurns
+from quire_server.limits.connections import KEEPALIVE_S, listen
+from quire_server.limits.turns import FairTurns
 
 _BODY_TIMEOUT_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20

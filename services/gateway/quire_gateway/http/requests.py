@@ -14,7 +14,7 @@ from aiohttp import web
 from opentelemetry import trace
 
 from quire.telemetry import counter, entry, meter, names, tracer
-from quire_server.connections import LISTENER_SHARE, HttpConnections, connections_max
+from quire_server.limits.connections import LISTENER_SHARE, HttpConnections, connections_max
 
 IDLE_S: Final = 60.0
 """For how long a client may send or take nothing."""

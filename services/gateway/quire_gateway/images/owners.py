@@ -6,8 +6,8 @@ from typing import Final
 
 from quire.model.nodes import DecoderInfo, Node
 from quire_server.clock import Clock
-from quire_server.cluster_view import ClusterView
 from quire_server.core.placement import rendezvous
+from quire_server.membership.cluster_view import ClusterView
 
 _FAILED_S: Final = 3.0
 

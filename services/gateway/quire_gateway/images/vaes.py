@@ -9,7 +9,7 @@ from quire.model.errors import InvalidRequest, NoDecoder
 from quire.model.latents import LatentInfo, RecordInvalid, Values
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.model.vaes import check_decodable
-from quire_server.cluster_view import ClusterView
+from quire_server.membership.cluster_view import ClusterView
 
 
 class KnownVaes:

@@ -17,7 +17,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.http.requests import HttpRequests
 from quire_gateway.images.service import ImageService
-from quire_server.connections import ASIDE_SHARE, KEEPALIVE_S, listen
+from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, listen
 
 _FOLDER: Final = Path(__file__).parent
 _FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}

@@ -26,9 +26,9 @@ from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 from quire_server import tasks
-from quire_server.connections import KEEPALIVE_S, listen
 from quire_server.core.shares import SharedBound
-from quire_server.shared_room import SharedRoom
+from quire_server.limits.connections import KEEPALIVE_S, listen
+from quire_server.limits.shared_room import SharedRoom
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0

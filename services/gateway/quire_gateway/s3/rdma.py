@@ -52,9 +52,9 @@ from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.objects import expected_etag
+from quire_server.limits.turns import FairTurns
 from quire_server.lookups import LookupAnswer
 from quire_server.redis.access import CHUNKS_BUCKET, AccessLevel
-from quire_server.turns import FairTurns
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"

@@ -15,8 +15,8 @@ from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.access.permits import member_permit
 from quire_server.clock import Clock
-from quire_server.permits import member_permit
 
 _TIMEOUT_S = 5.0
 _RAISE_TIMEOUT_S = 60.0

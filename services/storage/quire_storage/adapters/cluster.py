@@ -25,9 +25,9 @@ from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_p
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.access.permits import member_permit, permit
 from quire_server.clock import Clock
-from quire_server.membership_log import KnownNodes
-from quire_server.permits import member_permit, permit
+from quire_server.membership.membership_log import KnownNodes
 from quire_storage.ports import COPY_S_MAX, AdmissionRequest, RateGrant
 
 _INDEX_TIMEOUT_S = 10.0

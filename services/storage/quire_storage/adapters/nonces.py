@@ -24,7 +24,7 @@ from quire.transport import AddressNonce, ucx_transport
 from quire.transport.auto import ucx_target
 from quire.transport.messages import encode_message
 from quire_server.core.shares import SharedBound
-from quire_server.turns import FairTurns
+from quire_server.limits.turns import FairTurns
 
 _SENT: Final = b"sent"
 _AT_ONCE: Final = 8

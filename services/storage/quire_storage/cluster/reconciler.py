@@ -21,7 +21,7 @@ from quire.model.errors import QuireError
 from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES
 from quire.telemetry import logger
-from quire_server.heartbeat import ClusterNews
+from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.fingerprint_index import LocalFingerprints
 from quire_storage.cluster.registry import Registry
 from quire_storage.ports import Clock, Listing

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import quiescence
-from quire.client.quarantine import may_be_in_use
+from quire.client.memory import quiescence
+from quire.client.memory.quarantine import may_be_in_use
 from quire.model.chunk_object import sound_header
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability

@@ -9,7 +9,7 @@ from quire.model.errors import NotAllowed, SecretDiffers, Unauthenticated
 from quire.wire.credentials import CALLER, proved_role
 from quire.wire.tls import MEMBER_NAME, name_of
 from quire_server import trace_service
-from quire_server.roles import roles_of
+from quire_server.access.roles import roles_of
 
 CheckRole = Callable[[str, Mapping[str, str], Any], None]
 _OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"

@@ -6,8 +6,8 @@ import asyncio
 import math
 from typing import Any, Final
 
-from quire.client.buffers import Buffer
-from quire.client.route_check import NO_WAY
+from quire.client.memory.buffers import Buffer
+from quire.client.memory.route_check import NO_WAY
 from quire.model.address_proof import HALF_BYTES, ProofStep
 from quire.model.errors import (
     AddressUnproven,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy.typing as npt
 
-from quire.client.buffers import Buffer
+from quire.client.blocking.loop import SyncLoop
+from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.client.lookup import Lookup
-from quire.client.sync_loop import SyncLoop
-from quire.client.sync_transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace

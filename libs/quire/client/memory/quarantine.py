@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from typing import Final
 
-from quire.client.buffers import Buffer
+from quire.client.memory.buffers import Buffer
 from quire.model.errors import (
     DeadlineExceeded,
     InternalError,

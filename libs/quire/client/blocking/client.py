@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from quire.client.buffers import Buffer
+from quire.client.blocking.calls import SyncCalls
 from quire.client.client import QuireClient
-from quire.client.sync_calls import SyncCalls
+from quire.client.memory.buffers import Buffer
 from quire.transport import Transport
 from quire.wire.tls import Tls
 

@@ -16,7 +16,7 @@ from quire.wire.credentials import proof
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_server.clock import ClusterClock
-from quire_server.membership_log import KnownNodes, MembershipChanges
+from quire_server.membership.membership_log import KnownNodes, MembershipChanges
 
 _TIMEOUT_S = 2.0
 _RETRY_S = 0.3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.client.blocking.loop import SyncLoop
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession
-from quire.client.sync_loop import SyncLoop
 from quire.model.outcome import FetchSummary, StoreSummary
 
 

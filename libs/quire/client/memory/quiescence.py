@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from quire.client.buffers import Loan
+from quire.client.memory.buffers import Loan
 from quire.model.errors import DeadlineExceeded, PeerLost
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from quire.client.buffers import Buffer
-from quire.client.quarantine import Quarantine, may_be_in_use
+from quire.client.memory.buffers import Buffer
+from quire.client.memory.quarantine import Quarantine, may_be_in_use
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ResourceExhausted, TargetInvalid
 from quire.transport import Transport

@@ -1,0 +1,1 @@
+"""The blocking client, for engines without an event loop."""

@@ -1,0 +1,1 @@
+"""Bounds that callers and tenants share."""
