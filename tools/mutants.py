@@ -55,7 +55,7 @@ class Scope(NamedTuple):
 SCOPES: Final = {
     "pacing": Scope(("quire_storage/core/pacing.py",), ("unit/storage/test_pacing.py",)),
     "permits": Scope(("quire/model/permit.py",), ("unit/quire/test_permit.py",)),
-    "index": Scope(("quire_server/redis/index.py", "quire/model/index.py"), ("contract/test_index.py",)),
+    "index": Scope(("quire_server/redis/prefix_index/index.py", "quire/model/index.py"), ("contract/test_index.py",)),
     "residency": Scope(
         tuple(
             f"quire_storage/core/residency/{name}.py"

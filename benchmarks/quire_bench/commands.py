@@ -94,16 +94,16 @@ def bench_ttft(
     plot: Plot = None,
 ) -> None:
     """Time to first token by path, context, hit rate and chunk size, against pre-aggregated layers in local memory."""
-    from quire_bench import ttft_figures as figures
+    from quire_bench.ttft import figures as figures
 
     if sweep or bubble or model:
-        from quire_bench import ttft_more
+        from quire_bench.ttft import more as ttft_more
 
         report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
         figure = figures.over_rate if sweep else figures.over_hits if bubble else None
         report.show(json_file, plot, draw=partial(figure, report) if figure else None)
         return
-    from quire_bench import ttft
+    from quire_bench.ttft import run as ttft
 
     sizes = [64] if quick else numbers(chunk_tokens, int)
     lengths = [16_384] if quick else numbers(contexts, int)

@@ -19,7 +19,7 @@ from quire.testing.contracts import IndexCallsContract, IndexContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
-from quire_server.redis.bucket_scripts import _MASTER_SHIFT
+from quire_server.redis.prefix_index.bucket_scripts import _MASTER_SHIFT
 
 
 class TestIndex(IndexContract, IndexCallsContract):
@@ -210,7 +210,7 @@ async def test_a_registration_that_comes_too_late_is_refused(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its link may have been removed by a repair since."""
-    monkeypatch.setattr("quire_server.redis.index.LINK_MS", -1000)
+    monkeypatch.setattr("quire_server.redis.prefix_index.index.LINK_MS", -1000)
     index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
     await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
     assert await index.register("a", records(keys, BUCKET_CHUNKS, 1), 0) == [0]
@@ -266,7 +266,7 @@ async def test_an_index_that_is_lost_while_its_name_is_asked_for_has_another(
 
 
 async def test_holders_are_asked_for_in_parts(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_server.redis.index._HELD_AT_ONCE", 2)
+    monkeypatch.setattr("quire_server.redis.prefix_index.index._HELD_AT_ONCE", 2)
     index, chunks = PrefixIndex(redis_client), records(chain(5), 0, 5)
     await index.register("a", chunks, 0)
     assert await index.holders(chunks) == [("a",)] * 5
@@ -276,7 +276,7 @@ async def test_a_cluster_is_read_one_master_after_the_other(
     redis_cluster_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, in whatever order the client has the masters at the time; and a master that has gone ends it."""
-    monkeypatch.setattr("quire_server.redis.bucket_scripts._SCANNED", 1)
+    monkeypatch.setattr("quire_server.redis.prefix_index.bucket_scripts._SCANNED", 1)
     client: Any = redis_cluster_client
     index, roots = PrefixIndex(client), [records(chain(1, branch=branch), 0, 1)[0] for branch in range(60)]
     await index.register("a", roots, 0)

@@ -11,7 +11,7 @@ from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire_server.limits.quotas import Quotas
 from quire_server.redis import Images, Reservations, S3Buckets
-from quire_server.redis.access import salt_of
+from quire_server.redis.keys.access import salt_of
 from quire_server.redis.reservations import RESERVATION_MS
 
 SECRET = b"s" * 32

@@ -10,7 +10,7 @@ from quire.client import ImageClient, QuireClient
 from quire.model.hashing import Namespace
 from quire.transport import OFF, data_plane
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import AccessGrant, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT
 

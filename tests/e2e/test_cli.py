@@ -186,7 +186,7 @@ def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) ->
         done = quire("demo", "--folder", str(tmp_path), "--endpoint", cluster.gateway_address, timeout_s=110)
         assert done.returncode == 0, done.stdout + done.stderr
     text = tmp_path / "prompt.txt"
-    from quire_tools.cli.demo import demo_prompts
+    from quire_tools.cli.demos.kv import demo_prompts
 
     text.write_bytes(bytes(demo_prompts()[0][0].tolist()))
     arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]

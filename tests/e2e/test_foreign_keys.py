@@ -28,7 +28,7 @@ from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import AccessGrant, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT, fetch_all, random_payload, some_keys, store
 from tests.e2e.s3_signing import request

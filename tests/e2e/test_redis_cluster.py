@@ -21,7 +21,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
 from quire_server.redis import AccessKeys, PolicyBook, connect
 from quire_server.redis.leader import RedisLeaderLease
-from quire_server.redis.slots import TAGS
+from quire_server.redis.prefix_index.slots import TAGS
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store

@@ -15,7 +15,7 @@ import pytest
 from yarl import URL
 
 from quire_server.redis import AccessKeys, S3Buckets, connect
-from quire_server.redis.access import AccessGrant, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 
 from .s3_signing import presigned, request, signed

@@ -32,7 +32,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import AccessGrant, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 

@@ -22,7 +22,7 @@ from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
 from quire_gateway.s3.reserved import WHOLE_BODIES
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import AccessGrant, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
 
 from .s3_signing import request

@@ -9,7 +9,7 @@ import pytest
 
 from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.keys import ChunkKeys
-from quire_tools.cli.events import publisher
+from quire_tools.cli.views.events import publisher
 from quire_tools.local.ports import free_ports
 
 msgspec = pytest.importorskip("msgspec", reason="not installed here: `make test-engines` installs it, and vLLM")

@@ -12,7 +12,7 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, create_kv_cache_views
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from quire.integrations.vllm.blocks import KvBlocks
+from quire.integrations.vllm.workers.blocks import KvBlocks
 from quire.model.errors import ConfigInvalid
 
 _BLOCKS, _LAYERS = 10, 4

@@ -13,7 +13,7 @@ import pytest
 from quire.model.errors import ConfigInvalid
 from quire_storage.adapters import drives
 from quire_storage.adapters.drives import FileDrives
-from quire_storage.core.pool_format import pack_superblock, read_superblock
+from quire_storage.core.pool.format import pack_superblock, read_superblock
 from quire_storage.errors import DriveUnusable, ForeignPool
 from quire_storage.tiers.pool import Pool, PoolSettings
 

@@ -28,7 +28,7 @@ from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 from quire_storage.node import StorageNode
 from quire_storage.ports import AdmissionRequest, Ports, RateGrant
 

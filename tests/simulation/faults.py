@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.model.durability import Durability
 from quire.model.iocb import Op
 from quire.testing.simulation import SimSharedPeer
-from quire_storage.core.pool_format import PAGE_BYTES
+from quire_storage.core.pool.format import PAGE_BYTES
 from tests.integration.engine.disk import Fault, no_fault
 from tests.simulation.cluster import GATEWAYS, ORCHESTRATORS, S3_FRONTENDS
 from tests.simulation.prefixes import content

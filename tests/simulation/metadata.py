@@ -29,8 +29,8 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.simulation.loop import SimulatedLoop
 from quire_server.redis import PrefixIndex
+from quire_server.redis.prefix_index.slots import LINKS, PAGES, tagged
 from quire_server.redis.scripts import names, part, script
-from quire_server.redis.slots import LINKS, PAGES, tagged
 from quire_tools.local.embedded_redis import redis_command
 
 EPOCH_MS: Final = 1_700_000_000_000

@@ -28,7 +28,7 @@ from quire_storage.cluster.integrity import Integrity
 from quire_storage.cluster.reconciler import Reconciler
 from quire_storage.cluster.registry import Registry
 from quire_storage.cluster.replication import Replicator
-from quire_storage.core import pool_format
+from quire_storage.core.pool import format as pool_format
 from quire_storage.core.residency.admission import enter
 from quire_storage.core.residency.contents import Contents
 from quire_storage.core.residency.copies import Copies

@@ -8,9 +8,9 @@ import quire.client.delivery as delivery_module
 import quire.client.memory.quiescence as quiescence_module
 import quire.model.keys as keys_module
 import quire.transport.copying as copying_module
-import quire_server.redis.bucket_scripts as scripts_module
-import quire_server.redis.index as index_module
-import quire_server.redis.slots as slots_module
+import quire_server.redis.prefix_index.bucket_scripts as scripts_module
+import quire_server.redis.prefix_index.index as index_module
+import quire_server.redis.prefix_index.slots as slots_module
 from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
 from quire.testing.simulation.shared_memory import wait_in_thread
 from quire_storage.adapters import cluster as cluster_at_node

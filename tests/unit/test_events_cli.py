@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.model.errors import ConfigInvalid
-from quire_tools.cli.events import publisher
+from quire_tools.cli.views.events import publisher
 
 
 @pytest.mark.parametrize("address", ["tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://10.0.0.1:1", "tcp://127.example:1"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire_bench import ttft_figures
 from quire_bench.storage import pool
+from quire_bench.ttft import figures as ttft_figures
 from quire_tools.report import Report, Row
 
 NAN = float("nan")

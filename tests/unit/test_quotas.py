@@ -12,7 +12,7 @@ from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire_server.limits import quotas as quotas_module
 from quire_server.limits.quotas import Quotas
-from quire_server.redis.access import salt_of
+from quire_server.redis.keys.access import salt_of
 from quire_server.redis.reservations import Reservation
 
 SECRET = b"s" * 32

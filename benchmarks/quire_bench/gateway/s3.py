@@ -30,7 +30,7 @@ from quire_bench.gateway.bare_http import BareHttp
 from quire_bench.gateway.s3_client import SignedHttp, many, namespace_header
 from quire_bench.stream_peer import BareStream
 from quire_server.redis import AccessKeys, connect
-from quire_server.redis.access import salt_of
+from quire_server.redis.keys.access import salt_of
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median
 

@@ -31,9 +31,9 @@ from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
-from quire_storage.core.pool_map import PoolMap
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import Shape
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row
 

@@ -30,8 +30,8 @@ from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Copy, Header, Placed
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.slack import SlackLimits
-from quire_storage.core.slots import Shape
 from quire_storage.tiers.pool import Pool, PoolSettings
 from quire_storage.tiers.ring import Ring
 from quire_tools.report import Report, Row, median, spread

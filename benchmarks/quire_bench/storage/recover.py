@@ -19,11 +19,11 @@ from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
-from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
-from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.tiers.pool import Pool, PoolSettings
 from quire_storage.tiers.ring import Ring
 from quire_tools.report import Report, Row

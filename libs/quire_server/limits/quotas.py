@@ -14,7 +14,7 @@ from quire.model.errors import MetadataUnavailable, QuotaExceeded
 from quire.model.hashing import tenant_name
 from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
-from quire_server.redis.access import salt_of
+from quire_server.redis.keys.access import salt_of
 from quire_server.redis.reservations import RESERVATION_MS, Reservation
 
 

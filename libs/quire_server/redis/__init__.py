@@ -1,21 +1,21 @@
 """Quire's data in Redis: the prefix-closed index, leases' pins, members, leaders. Nothing else imports `redis`."""
 
-from quire_server.redis.access import AccessKeys
-from quire_server.redis.acts import Acts
 from quire_server.redis.capacity import RedisCapacity
 from quire_server.redis.connection import connect
 from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
-from quire_server.redis.index import PrefixIndex
 from quire_server.redis.kept import StoredValue
-from quire_server.redis.key_secret import key_secret
+from quire_server.redis.keys.access import AccessKeys
+from quire_server.redis.keys.acts import Acts
+from quire_server.redis.keys.key_secret import key_secret
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import PolicyBook
+from quire_server.redis.prefix_index.index import PrefixIndex
 from quire_server.redis.probe import RedisProbe
 from quire_server.redis.reservations import Reservations
 from quire_server.redis.retained import RetainedBytes
-from quire_server.redis.s3_buckets import S3Buckets
+from quire_server.redis.s3.buckets import S3Buckets
 
 __all__ = [
     "AccessKeys",

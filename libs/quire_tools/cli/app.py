@@ -120,7 +120,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the members of the cluster, their contents, and problems."""
-    from quire_tools.cli.status import status as show
+    from quire_tools.cli.views.status import status as show
 
     show(folder, gateway, admin, verbose=verbose, as_json=as_json)
 
@@ -156,7 +156,7 @@ def top(
     rounds: Annotated[int, typer.Option(help="how often to draw; 0 for ever")] = 0,
 ) -> None:
     """The cluster as it works: rates, hits, links, caches. Ctrl-C ends it."""
-    from quire_tools.cli.top import top as show
+    from quire_tools.cli.views.top import top as show
 
     show(folder, gateway, admin, interval_s, rounds)
 
@@ -175,7 +175,7 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """A request's way through the services, as a waterfall."""
-    from quire_tools.cli import trace as traces
+    from quire_tools.cli.views import trace as traces
 
     trace_ = traces.of_cluster(admin, trace_id) if admin else traces.of_folder(folder)
     traces.show(trace_, trace_id, limit, as_json=as_json)
@@ -248,7 +248,7 @@ def events(
     admin: Admin = "",
 ) -> None:
     """Chunks as they come and go, one JSON a line, until Ctrl-C."""
-    from quire_tools.cli.events import follow
+    from quire_tools.cli.views.events import follow
 
     follow(folder, admin, after, zmq, topic, curve)
 
@@ -322,7 +322,7 @@ def demo(
     gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
 ) -> None:
     """A real model reuses a prefix that another process computed; then a storage node dies."""
-    from quire_tools.cli.demo import Demo
+    from quire_tools.cli.demos.kv import Demo
 
     Demo(folder, gateway).run()
 
@@ -332,7 +332,7 @@ def demo_vllm(
     folder: Annotated[Path, typer.Option(help="where the model and the logs go")] = Path("quire-demo-vllm"),
 ) -> None:
     """Two vLLM processes share a prefix; then a storage node dies (make demo-vllm installs vLLM for the CPU)."""
-    from quire_tools.cli.demo_vllm import DemoVllm
+    from quire_tools.cli.demos.vllm import DemoVllm
 
     DemoVllm(folder).run()
 

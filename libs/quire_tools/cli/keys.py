@@ -19,7 +19,7 @@ from rich.table import Table
 from quire.model.errors import InvalidRequest
 from quire_server.config import value_of
 from quire_server.redis import AccessKeys, Acts, connect
-from quire_server.redis.access import AccessGrant, AccessKey, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessKey, AccessLevel
 from quire_tools.cli.cluster import read_namespace
 from quire_tools.local import read_state
 

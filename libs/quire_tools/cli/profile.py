@@ -48,7 +48,7 @@ def measure(out: Path, model: str, name: str, device: str, inputs: list[int], pr
 
 def _load(model: str) -> Any:
     if not model:
-        from quire_tools.cli.demo import demo_model
+        from quire_tools.cli.demos.kv import demo_model
 
         return demo_model()
     from transformers import AutoModelForCausalLM

@@ -89,7 +89,7 @@ from quire_server.redis import (
     connect,
     key_secret,
 )
-from quire_server.redis.access import CHUNKS_BUCKET
+from quire_server.redis.keys.access import CHUNKS_BUCKET
 from quire_server.service import member_channels, member_tls, run_service, serve_member
 from quire_server.telemetry.otlp_logs import OtlpLog
 

@@ -41,7 +41,7 @@ from quire_server.redis import (
     S3Buckets,
     connect,
 )
-from quire_server.redis.access import salt_of
+from quire_server.redis.keys.access import salt_of
 from quire_server.service import member_channels, member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
 

@@ -8,7 +8,7 @@ from quire.model.errors import ConfigInvalid
 from quire.model.permit import TRANSFER_S_MAX
 from quire.transport import users
 from quire_server.config import MemberConfig, setting
-from quire_storage.core.slots import ALIGNMENT
+from quire_storage.core.pool.slots import ALIGNMENT
 
 PREFIX = "QUIRE_STORAGE_"
 

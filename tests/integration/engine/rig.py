@@ -25,9 +25,9 @@ from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, DiskPlace
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
-from quire_storage.core.slots import Shape
 from quire_storage.delivery.batches import Batches, Promotions, Reading
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.pool import Pool, PoolSettings

@@ -13,7 +13,7 @@ from quire.model.durability import Durability
 from quire.model.errors import CorruptData
 from quire.model.iocb import Contexts, Op
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import DriveFailed
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import SHAPE, Engine, key_of, payload_of, with_settings

@@ -16,7 +16,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.pool_format import (
+from quire_storage.core.pool.format import (
     HEADERS_OFFSET,
     PAGE_BYTES,
     POOL_HEADER,
@@ -26,7 +26,7 @@ from quire_storage.core.pool_format import (
     read_superblock,
     stored_ms,
 )
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import SHAPE, Engine, payload_of, record_of, with_settings
 

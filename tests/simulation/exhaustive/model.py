@@ -14,8 +14,8 @@ from quire.model.errors import QuireError
 from quire.model.index import ChunkRecord
 from quire.testing.index import IndexState, MemoryIndex
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import Residency
-from quire_storage.core.slots import Shape
 
 SHAPE: Final = Shape(1, 4096)
 SLAB: Final = 2 * 4096

@@ -8,11 +8,11 @@ import numpy as np
 
 from quire.model.durability import Durability
 from quire_storage.core.chunks import Chunk, Copy
-from quire_storage.core.pool_format import PAGE_BYTES, DriveGeometry
-from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.pool.format import PAGE_BYTES, DriveGeometry
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.residency import events as ev
-from quire_storage.core.slots import SlotAllocator
 from tests.simulation.exhaustive.model import KEYS, LEASE, NAMED, SLAB, Client, Node, Scenario, Step, TinyIndex, now
 
 

@@ -26,7 +26,7 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.kv.contacted_nodes import contacted, finished
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
-from quire_server.redis.access import AccessKey
+from quire_server.redis.keys.access import AccessKey
 
 
 class KeysInMemory:

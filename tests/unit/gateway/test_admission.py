@@ -15,7 +15,7 @@ from quire.wire.credentials import AUTHORIZATION, authorization, operator_token
 from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import GatewayLate, TenantExhausted
-from quire_server.redis.access import AccessKey
+from quire_server.redis.keys.access import AccessKey
 
 SECRET = "s" * 32
 KEYS = {

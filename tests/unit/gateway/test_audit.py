@@ -13,7 +13,7 @@ from quire.testing.clock import FakeClock
 from quire_gateway.access.admission import CALLER, Principal
 from quire_gateway.access.audit import AuditLog
 from quire_gateway.core.s3_errors import S3Error
-from quire_server.redis.access import AccessKey
+from quire_server.redis.keys.access import AccessKey
 from quire_server.telemetry.otlp_logs import OtlpLog
 from quire_tools.otlp_sink import OtlpSink
 

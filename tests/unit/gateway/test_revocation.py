@@ -14,7 +14,7 @@ from quire.model.errors import Unauthenticated
 from quire.testing import FakeClock
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.access.revocation import Revocations
-from quire_server.redis.access import AccessGrant, AccessKey, AccessLevel
+from quire_server.redis.keys.access import AccessGrant, AccessKey, AccessLevel
 from tests.polling import eventually
 from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from quire.model.nodes import DecoderInfo, GatewayInfo, Node, SchedulerInfo, StorageInfo
-from quire_tools.cli.status import drawn, plain, size
+from quire_tools.cli.views.status import drawn, plain, size
 
 
 def _text(*nodes: Node) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.telemetry import names
-from quire_tools.cli.timeline import Sent, sent_layers
+from quire_tools.cli.views.timeline import Sent, sent_layers
 from quire_tools.spans import Span, Trace
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.integrations.vllm.blocks import KvBlocks
+from quire.integrations.vllm.workers.blocks import KvBlocks
 from quire.model.errors import ConfigInvalid
 
 _SIZES = {"L": 3, "B": 5, "H": 2, "N": 4, "C": 8}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.plan import StoredRun, StorePlan, Unstored
+from quire.integrations.vllm.scheduler.events import StoreEvents
 from tests.unit.quire.vllm_scheduler import GROUP, SPACE, Request, close_clients
 
 SHARDS = tuple(replace(SPACE, shard_index=shard, shard_count=2) for shard in range(2))

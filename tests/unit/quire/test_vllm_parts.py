@@ -12,9 +12,9 @@ import pytest
 from quire.client import Buffer
 from quire.integrations.cost import Cost
 from quire.integrations.staging import StagingPool
-from quire.integrations.vllm.load_cost import LinkTime, LoadCost, late
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Settled, Unstored
+from quire.integrations.vllm.scheduler.load_cost import LinkTime, LoadCost, late
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.integrations.vllm.reuse import BlockReuse
+from quire.integrations.vllm.scheduler.reuse import BlockReuse
 from tests.unit.quire.vllm_scheduler import Client, Request, World, close_clients
 
 BLOCKS = [[11, 12, 13, 14, 15, 16]]

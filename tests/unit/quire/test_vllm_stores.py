@@ -14,8 +14,8 @@ import pytest
 from quire.client import Buffer
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.plan import StorePlan
-from quire.integrations.vllm.stores import BlockStores
-from quire.integrations.vllm.worker import WorkerParts
+from quire.integrations.vllm.workers.stores import BlockStores
+from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace

@@ -11,7 +11,7 @@ from typing import Any
 from quire.client import Lookup
 from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.groups import Group, Kind
-from quire.integrations.vllm.matching import Matching
+from quire.integrations.vllm.scheduler.matching import Matching
 from quire.integrations.vllm.settings import Settings
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, engine_keys

@@ -16,12 +16,12 @@ from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
 from quire_storage.core.chunks import Chunk, Copy, Placed
-from quire_storage.core.pool_format import PAGE_BYTES, DriveGeometry
-from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.pool.format import PAGE_BYTES, DriveGeometry
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.invariants import check
-from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_answers import Answers
 

@@ -23,9 +23,9 @@ from quire.model.ranges import ChunkRange, clip
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin
-from quire_storage.core.extents import extents
 from quire_storage.core.plan import BatchPlan, check_shapes, choose_order, places
-from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.core.pool.extents import extents
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 
 _CAPACITY, _SLAB = 1 << 20, 1 << 16
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_storage.core.error_budget import WINDOW_S, ErrorBudget
+from quire_storage.core.pool.error_budget import WINDOW_S, ErrorBudget
 
 
 def test_a_burst_counts_once() -> None:

@@ -23,7 +23,7 @@ from quire.transport import SharedMemoryTransport, Transport
 from quire.transport.fair_threads import FairThreads
 from quire.transport.memory import MemoryTransport
 from quire_storage.core.checksums import row_checksums, slice_checksums
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.ingest import pull

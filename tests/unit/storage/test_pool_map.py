@@ -13,7 +13,7 @@ from quire.model.durability import Durability
 from quire.model.errors import LayoutInvalid, PoolFull
 from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool_format import (
+from quire_storage.core.pool.format import (
     PAGE_BYTES,
     DriveGeometry,
     Superblock,
@@ -26,8 +26,8 @@ from quire_storage.core.pool_format import (
     unpack_header,
     unpack_pool_header,
 )
-from quire_storage.core.pool_map import PoolMap
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import ForeignPool
 
 GEOMETRY = DriveGeometry(1 << 18, 8, 24)

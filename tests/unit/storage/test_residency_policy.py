@@ -9,10 +9,10 @@ import pytest
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import PoolFull
 from quire_storage.core.chunks import Copy
+from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings, contents, evictions, promotions, writes
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.invariants import under_way
-from quire_storage.core.slots import SlotAllocator
 from tests.unit.storage.residency_world import SLAB, World, chunk_of, content_of, stored, stored_in_memory
 
 FULL = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)

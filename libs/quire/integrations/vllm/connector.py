@@ -27,7 +27,6 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec, group_kernel_blocks
 
 from quire.client import Buffer, SyncClient
 from quire.integrations.staging import StagingPool
-from quire.integrations.vllm.blocks import KvBlocks, Offsets, kernel_of
 from quire.integrations.vllm.engine import (
     asynchronous,
     check,
@@ -39,17 +38,18 @@ from quire.integrations.vllm.engine import (
     staging_bytes,
     weights_of,
 )
-from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import Group, Kind
-from quire.integrations.vllm.load_cost import LinkTime
-from quire.integrations.vllm.loads import Loads
-from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Settled, StepPlan, StoredRun, Unstored
+from quire.integrations.vllm.scheduler.events import StoreEvents
+from quire.integrations.vllm.scheduler.load_cost import LinkTime
+from quire.integrations.vllm.scheduler.matching import Matching
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
-from quire.integrations.vllm.stores import BlockStores
-from quire.integrations.vllm.worker import WorkerParts
+from quire.integrations.vllm.workers.blocks import KvBlocks, Offsets, kernel_of
+from quire.integrations.vllm.workers.loads import Loads
+from quire.integrations.vllm.workers.stores import BlockStores
+from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.telemetry import logger
 
 

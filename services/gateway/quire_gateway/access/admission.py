@@ -23,7 +23,7 @@ from quire_gateway.core.limits import Limits, Taken, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_server import tasks
 from quire_server.clock import Clock
-from quire_server.redis.access import AccessKey
+from quire_server.redis.keys.access import AccessKey
 
 _LOOK_S: Final = 0.05
 _WRONG_SECRET: Final = random.token_hex(20)

@@ -11,7 +11,7 @@ from quire.telemetry import background, logger
 from quire_gateway.access.audit import AuditLog
 from quire_server import tasks
 from quire_server.clock import Clock
-from quire_server.redis.acts import Act
+from quire_server.redis.keys.acts import Act
 
 _LOOK_S: Final = 1.0
 _ACTS_AT_ONCE: Final = 100

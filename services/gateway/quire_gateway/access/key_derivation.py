@@ -51,7 +51,7 @@ class SameKeys:
 class DerivedKeys:
     """The derivation for clusters with tokens.
 
-    `read_secret`: reads the secret (`quire_server.redis.key_secret`); called until it succeeds once.
+    `read_secret`: reads the secret (`quire_server.redis.keys.key_secret`); called until it succeeds once.
     """
 
     def __init__(self, read_secret: Callable[[], Awaitable[bytes]]) -> None:

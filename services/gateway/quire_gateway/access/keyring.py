@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Final
 
 from quire_server.clock import Clock
-from quire_server.redis.access import AccessKey, AccessKeys
+from quire_server.redis.keys.access import AccessKey, AccessKeys
 
 _REMEMBERED_S: Final = 1.0
 _REMEMBERED_MAX: Final = 10_000

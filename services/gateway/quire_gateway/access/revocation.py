@@ -10,7 +10,7 @@ from quire.model.errors import QuireError, Unauthenticated
 from quire.telemetry import logger
 from quire.wire.credentials import AUTHORIZATION
 from quire_server.clock import Clock
-from quire_server.redis.access import AccessKey
+from quire_server.redis.keys.access import AccessKey
 
 _LOOK_S: Final = 0.5
 

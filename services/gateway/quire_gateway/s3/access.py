@@ -12,7 +12,7 @@ from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
 from quire_server.clock import Clock
-from quire_server.redis.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, AccessLevel
+from quire_server.redis.keys.access import CHUNKS_BUCKET, SYSTEM_TENANT, AccessKey, AccessLevel
 
 LATENTS_BUCKET: Final = "quire-latents"
 RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)

@@ -14,7 +14,7 @@ from quire_gateway.s3.access import RESERVED, S3Caller
 from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
-from quire_server.redis.access import SYSTEM_TENANT, AccessLevel
+from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
 _SWEEP_MAX: Final = 500
 _ABORTS_S: Final = 3600.0

@@ -20,7 +20,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call, check_bucket_name
 from quire_gateway.s3.listing import ObjectListing, list_objects
 from quire_gateway.s3.objects import xml_answer
-from quire_server.redis.access import SYSTEM_TENANT, AccessLevel
+from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
 _MAX_KEYS: Final = 1000
 _BUCKETS_MAX: Final = 1000

@@ -21,7 +21,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
 from quire_server.limits.shared_room import SharedRoom
-from quire_server.redis.access import AccessLevel
+from quire_server.redis.keys.access import AccessLevel
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000

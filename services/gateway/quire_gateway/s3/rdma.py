@@ -54,7 +54,7 @@ from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.objects import expected_etag
 from quire_server.limits.turns import FairTurns
 from quire_server.lookups import LookupAnswer
-from quire_server.redis.access import CHUNKS_BUCKET, AccessLevel
+from quire_server.redis.keys.access import CHUNKS_BUCKET, AccessLevel
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"

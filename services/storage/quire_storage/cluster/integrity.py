@@ -22,7 +22,7 @@ import numpy.typing as npt
 from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Copy, DiskPlace
-from quire_storage.core.striped import Striped
+from quire_storage.core.pool.striped import Striped
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.tiers.ring import Ring

@@ -20,7 +20,7 @@ from quire_storage.cluster.hot_copies import HotCopies
 from quire_storage.cluster.registry import Registry
 from quire_storage.cluster.replication import Replicator
 from quire_storage.config import StorageConfig
-from quire_storage.core.pool_format import pack_header
+from quire_storage.core.pool.format import pack_header
 from quire_storage.delivery.transfers import RETRY_S, Transfers
 from quire_storage.ingest.stores import Stores
 from quire_storage.ports import Spawn

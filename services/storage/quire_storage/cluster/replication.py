@@ -33,7 +33,7 @@ from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.pool_format import unpack_header
+from quire_storage.core.pool.format import unpack_header
 from quire_storage.ports import COPY_S_MAX, Clock, ClusterIndex, Peers
 from quire_storage.tiers.tiers import Tiers
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from quire_storage.core.extents import Extent
+from quire_storage.core.pool.extents import Extent
 
 Bytes = npt.NDArray[np.uint8]
 Checksums = npt.NDArray[np.uint32]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.model.durability import Durability
 from quire.model.index import ChunkRecord
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 
 
 @dataclass(frozen=True, slots=True)

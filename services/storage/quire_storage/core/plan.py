@@ -15,7 +15,7 @@ from quire.model.errors import DescriptorInvalid
 from quire.model.ranges import ChunkRange
 from quire_storage.core.checksums import Checksums, combined, mismatches
 from quire_storage.core.chunks import Copy
-from quire_storage.core.extents import extents
+from quire_storage.core.pool.extents import extents
 
 _SCATTERED_BYTES = 256 << 10
 _VERIFY_BYTES = 1 << 20

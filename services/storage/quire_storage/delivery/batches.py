@@ -24,9 +24,9 @@ from quire.transport.fair_threads import FairThreads
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, Carried, places, unheard, verification
+from quire_storage.core.pool.slots import Shape
+from quire_storage.core.pool.striped import Striped
 from quire_storage.core.prepared import PreparedRuns
-from quire_storage.core.slots import Shape
-from quire_storage.core.striped import Striped
 from quire_storage.tiers.ring import Ring
 from quire_storage.tiers.tiers import Tiers
 

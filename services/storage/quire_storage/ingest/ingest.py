@@ -22,7 +22,7 @@ from quire.transport import Peer, Region, Remote, Transport
 from quire.transport.fair_threads import FairThreads
 from quire_storage.core.checksums import Checksums, slice_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.extents import Extent, extents
+from quire_storage.core.pool.extents import Extent, extents
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.tiers.tiers import Slots

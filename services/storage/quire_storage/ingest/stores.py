@@ -19,7 +19,7 @@ from quire.transport.messages import encode_message
 from quire_storage.cluster.replication import Replicator
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.ingest import pull

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.errors import ConfigInvalid, LayoutInvalid
-from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
 _HUGE_PAGE_BYTES = 2 << 20

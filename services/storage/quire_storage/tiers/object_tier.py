@@ -21,7 +21,7 @@ from quire.model.errors import CorruptData, DeadlineExceeded, QuireError
 from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk, Header
-from quire_storage.core.pool_format import pack_header, unpack_header
+from quire_storage.core.pool.format import pack_header, unpack_header
 from quire_storage.ports import Clock, ObjectName, ObjectTier
 
 Bytes = npt.NDArray[np.uint8]

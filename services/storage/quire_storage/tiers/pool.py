@@ -18,8 +18,8 @@ from quire.model.errors import ConfigInvalid
 from quire.model.iocb import Contexts
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy, DiskPlace, Placed
-from quire_storage.core.error_budget import ErrorBudget
-from quire_storage.core.pool_format import (
+from quire_storage.core.pool.error_budget import ErrorBudget
+from quire_storage.core.pool.format import (
     HEADERS_OFFSET,
     PAGE_BYTES,
     DriveGeometry,
@@ -30,9 +30,9 @@ from quire_storage.core.pool_format import (
     read_superblock,
     upgrade,
 )
-from quire_storage.core.pool_map import Pages, PoolMap
-from quire_storage.core.slots import Shape
-from quire_storage.core.striped import Striped
+from quire_storage.core.pool.map import Pages, PoolMap
+from quire_storage.core.pool.slots import Shape
+from quire_storage.core.pool.striped import Striped
 from quire_storage.errors import DriveFailed, DriveUnusable
 from quire_storage.ports import Drives
 from quire_storage.tiers.ring import Ring

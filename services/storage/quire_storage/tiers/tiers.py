@@ -18,9 +18,9 @@ from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.cluster.registry import Registry
 from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import Residency
 from quire_storage.core.residency import events as ev
-from quire_storage.core.slots import Shape
 from quire_storage.ports import Clock
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.execution import Executor

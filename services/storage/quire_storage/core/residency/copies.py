@@ -14,11 +14,11 @@ from quire.model.index import DIGEST_MODULUS, listing_number
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.namespaces import NamespaceBook
-from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.ledger import Ledger
-from quire_storage.core.slots import SlotAllocator
 
 
 class Instructions(list[ev.Instruction]):

@@ -15,7 +15,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
 from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace, Placed
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.slots import Shape
 
 # ---- events: slots for a transfer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 
 QUARANTINED: Final = -1
 """Owner of slots that a peer may still touch: nothing gets them again before the next start."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.contents import Contents
 from quire_storage.core.residency.copies import Copies
@@ -16,7 +17,6 @@ from quire_storage.core.residency.promotions import SlotPromotions
 from quire_storage.core.residency.stores import StoreGoals
 from quire_storage.core.residency.uploads import Uploads
 from quire_storage.core.residency.writes import Writes
-from quire_storage.core.slots import SlotAllocator
 
 
 class Residency(Contents):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from quire.model.errors import PoolFull
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.copies import Copies
 from quire_storage.core.residency.departures import Departures
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.ledger import QUARANTINED
-from quire_storage.core.slots import Shape
 
 _SLABS_TRIED: Final = 64
 

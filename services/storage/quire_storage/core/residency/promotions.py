@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire_storage.core.chunks import MemoryPlace
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.copies import Copies
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.memory import SlotReservations
-from quire_storage.core.slots import Shape
 
 _RECENT_MAX: Final = 65_536
 _CROWDED: Final = 0.8

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire_storage.core.eviction import Kept, LeafArc
-from quire_storage.core.pool_map import PoolMap
-from quire_storage.core.slots import Shape
+from quire_storage.core.pool.map import PoolMap
+from quire_storage.core.pool.slots import Shape
 
 _SLABS_TRIED: Final = 64
 

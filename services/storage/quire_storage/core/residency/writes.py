@@ -10,12 +10,12 @@ from typing import Final
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull, QuireError
 from quire_storage.core.chunks import Placed
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.copies import Copies
 from quire_storage.core.residency.departures import Departures
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.goals import RANK, DriveWrite, Goal
-from quire_storage.core.slots import Shape
 from quire_storage.errors import DriveFailed
 
 GROUP: Final = 64

@@ -10,8 +10,8 @@ from typing import Final
 from quire.client import SyncClient
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.vllm.contents import ContentNames, ModelContents
-from quire.integrations.vllm.lookups import Query, RequestMatch, let_go, look_up
-from quire.integrations.vllm.requests import BlockNames, State
+from quire.integrations.vllm.scheduler.lookups import Query, RequestMatch, let_go, look_up
+from quire.integrations.vllm.scheduler.requests import BlockNames, State
 from quire.integrations.vllm.settings import Settings
 from quire.telemetry import logger
 

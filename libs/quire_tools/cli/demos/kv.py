@@ -31,8 +31,8 @@ from quire.model.hashing import block_keys
 from quire.telemetry import tracer
 from quire.transport import OFF
 from quire_server.telemetry import configure
-from quire_tools.cli import timeline
 from quire_tools.cli.cluster import write_namespace
+from quire_tools.cli.views import timeline
 from quire_tools.local import LocalCluster
 from quire_tools.spans import lines_of, read_traces
 
@@ -175,7 +175,7 @@ class Demo:
         self._summary.append(("next", "quire up, and the README's examples for your engine"))
 
     def _show_images(self, gateway: str, *, shifting: bool) -> None:
-        from quire_tools.cli.demo_images import show_images
+        from quire_tools.cli.demos.images import show_images
 
         with _step("images: encoding pictures into latents, storing them, getting them back"):
             self._summary += show_images(gateway, self._folder, shifting=shifting)
@@ -184,7 +184,7 @@ class Demo:
         command = [
             sys.executable,
             "-c",
-            f"from quire_tools.cli.demo import compute_first_prompt as go; go({gateway!r}, {self._salt.hex()!r})",
+            f"from quire_tools.cli.demos.kv import compute_first_prompt as go; go({gateway!r}, {self._salt.hex()!r})",
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode != 0:

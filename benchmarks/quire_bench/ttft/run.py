@@ -24,7 +24,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.layout import Dtype, KvLayout
 from quire.model.profile import ComputeProfile, Profiles, ttft_s
-from quire_bench.ttft_paths import LocalPaths
+from quire_bench.ttft.paths import LocalPaths
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median
 from quire_tools.timed_delivery import QuirePaths, Timing

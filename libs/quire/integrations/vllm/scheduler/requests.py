@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.groups import Group
-from quire.integrations.vllm.lookups import RequestMatch
+from quire.integrations.vllm.scheduler.lookups import RequestMatch
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.client import SyncClient
 from quire.integrations.staging import StagingPool
-from quire.integrations.vllm.blocks import KvBlocks
+from quire.integrations.vllm.workers.blocks import KvBlocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

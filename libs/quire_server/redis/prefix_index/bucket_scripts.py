@@ -12,8 +12,8 @@ from redis.exceptions import NoScriptError
 
 from quire.model.fingerprints import PRINT_BYTES
 from quire_server.redis.connection import is_cluster, metadata_errors
+from quire_server.redis.prefix_index.slots import LINKS, bucket_key, bucket_keys, bucket_of_page
 from quire_server.redis.scripts import names, script
-from quire_server.redis.slots import LINKS, bucket_key, bucket_keys, bucket_of_page
 
 LINK_BYTES: Final = 8
 LINK_MS: Final = 30_000

@@ -16,16 +16,16 @@ from math import lcm
 from typing import Any
 
 from quire.client import SyncClient
-from quire.integrations.vllm.asking import Asking
 from quire.integrations.vllm.contents import ContentNames
-from quire.integrations.vllm.events import StoreEvents
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
-from quire.integrations.vllm.hints import priority_of, retain, retain_s
-from quire.integrations.vllm.load_cost import LoadCost
-from quire.integrations.vllm.lookups import RequestMatch
 from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
-from quire.integrations.vllm.requests import BlockNames, RequestPart, Spaces, State
-from quire.integrations.vllm.reuse import BlockReuse
+from quire.integrations.vllm.scheduler.asking import Asking
+from quire.integrations.vllm.scheduler.events import StoreEvents
+from quire.integrations.vllm.scheduler.hints import priority_of, retain, retain_s
+from quire.integrations.vllm.scheduler.load_cost import LoadCost
+from quire.integrations.vllm.scheduler.lookups import RequestMatch
+from quire.integrations.vllm.scheduler.requests import BlockNames, RequestPart, Spaces, State
+from quire.integrations.vllm.scheduler.reuse import BlockReuse
 from quire.integrations.vllm.settings import Settings
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys

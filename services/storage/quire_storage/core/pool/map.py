@@ -21,7 +21,7 @@ from quire.model.errors import PoolFull
 from quire.model.keys import KEY_BYTES
 from quire_storage.core.chunks import DiskPlace, Placed
 from quire_storage.core.namespaces import ChunkFacts
-from quire_storage.core.pool_format import (
+from quire_storage.core.pool.format import (
     LEVELS,
     PAGE_BYTES,
     UNIT_BYTES,
@@ -36,7 +36,7 @@ from quire_storage.core.pool_format import (
     stored_ms,
     unpack_pool_header,
 )
-from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
+from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.uint64]

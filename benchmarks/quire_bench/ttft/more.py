@@ -15,7 +15,7 @@ from quire.client import AdminClient, QuireClient, SyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
-from quire_bench.ttft import (
+from quire_bench.ttft.run import (
     FACTOR,
     LAYERS,
     Cell,
@@ -182,7 +182,7 @@ def real_model(rounds: int) -> Report:
 
     from quire.integrations.profiling import measure_profile
     from quire.integrations.transformers import PrefixCache
-    from quire_tools.cli.demo import demo_model
+    from quire_tools.cli.demos.kv import demo_model
 
     model = demo_model()
     profile = measure_profile(model, "quire-demo-llama", "this machine", [32, 128, 512], [0, 1024, 3072], rounds=2)

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup
-from quire.integrations.vllm.load_cost import LinkTime, late
 from quire.integrations.vllm.plan import LoadPlan, Settled, TryPlan
-from quire.integrations.vllm.worker import WorkerParts
+from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
+from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.outcome import NodeOutcome

@@ -28,10 +28,10 @@ from quire.model.index import (
     Pin,
 )
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
-from quire_server.redis.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.connection import metadata_errors
-from quire_server.redis.index_format import nodes_of, pin_arguments, runs_of
-from quire_server.redis.slots import (
+from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
+from quire_server.redis.prefix_index.format import nodes_of, pin_arguments, runs_of
+from quire_server.redis.prefix_index.slots import (
     PAGES,
     TAGS,
     bucket_key,

@@ -21,7 +21,7 @@ from quire.model.buckets import (
 )
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.connection import metadata_errors
-from quire_server.redis.packed_objects import pack, pack_part, unpack, unpack_part
+from quire_server.redis.s3.packed_objects import pack, pack_part, unpack, unpack_part
 from quire_server.redis.scripts import script
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quire.client import Buffer
-from quire.integrations.vllm.blocks import Bytes
 from quire.integrations.vllm.plan import StoredRun, StorePlan, Unstored
-from quire.integrations.vllm.worker import WorkerParts
+from quire.integrations.vllm.workers.blocks import Bytes
+from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
 from quire.telemetry import logger

@@ -1,0 +1,1 @@
+"""`quire bench ttft`."""

@@ -1,0 +1,1 @@
+"""Buckets of the S3 frontend in Redis."""

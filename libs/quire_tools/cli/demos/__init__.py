@@ -1,0 +1,1 @@
+"""`quire demo`, `quire demo-images`, `quire demo-vllm`."""

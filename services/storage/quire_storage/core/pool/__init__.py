@@ -1,0 +1,1 @@
+"""The pool of the drives: its format, its map, its slots."""
