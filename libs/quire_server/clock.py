@@ -9,6 +9,13 @@ from typing import Final, Protocol
 
 _DRIFT: Final = 200e-6
 """Assumed drift between the clocks of two machines, seconds per second."""
+_ROUNDED_MS: Final = 2
+"""Redis' clock and the estimate of it are each rounded down to milliseconds."""
+
+
+def end_ms(now_ms: int, ttl_ms: int) -> int:
+    """Return when a lease or retention ends that was given at `now_ms`: at least `ttl_ms` later, by an exact clock."""
+    return now_ms + ttl_ms + _ROUNDED_MS
 
 
 class Clock(Protocol):

@@ -26,7 +26,7 @@ from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
-from quire_server.clock import Clock
+from quire_server.clock import Clock, end_ms
 from quire_server.core.advice import FetchAdvice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
 from quire_server.limits.turns import FairTurns
@@ -265,7 +265,7 @@ class Lookups:
 
     async def _pin(self, ttl_ms: int) -> Pin:
         now_ms = await self._clock.known_ms()
-        return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
+        return Pin(lease_id=os.urandom(16), expires_ms=end_ms(now_ms, ttl_ms), ttl_ms=ttl_ms, now_ms=now_ms)
 
     def _lease(self, pin: Pin, keys: ChunkKeys, match: LookupAnswer, scope: bytes) -> Lease:
         """Over all of `keys`, which are those that matched."""

@@ -11,8 +11,6 @@ from quire.model.durability import Durability
 
 STORED_WITHIN_S: Final = 12.0
 """After which a store has ended, whether its client has heard of that or not."""
-CLOCK_S: Final = 0.002
-"""Redis' clock and the times of leases are in whole milliseconds, each rounded down."""
 
 
 class Violation(AssertionError):
@@ -115,7 +113,7 @@ class History:
         take its client for gone then.
         """
         if asked_s > self.index_lost_s:
-            self.leases[lease] = (frozenset(keys), asked_s + seconds - CLOCK_S, disturbed)
+            self.leases[lease] = (frozenset(keys), asked_s + seconds, disturbed)
 
     def sessions_end(self) -> None:
         """Sessions of clients end, and with them their leases. Retentions stay."""

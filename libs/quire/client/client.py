@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -433,7 +434,7 @@ class QuireClient:
         retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
         `DeadlineExceeded`.
         """
-        ttl_ms = max(1, round(seconds * 1000))
+        ttl_ms = max(1, math.ceil(seconds * 1000))
         request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, ttl_ms=ttl_ms)
         return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 

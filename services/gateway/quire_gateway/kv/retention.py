@@ -18,7 +18,7 @@ from quire.model.hashing import Namespace
 from quire.model.index import Match, Pin
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
-from quire_server.clock import Clock
+from quire_server.clock import Clock, end_ms
 
 
 class RetentionIndex(Protocol):
@@ -75,7 +75,7 @@ class Retention:
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")
         now_ms = await self._clock.known_ms()
-        until_ms, keys = now_ms + ttl_ms, keys.distinct()
+        until_ms, keys = end_ms(now_ms, ttl_ms), keys.distinct()
         limit = self._limit(namespace)
         if limit:
             chunks = (await self._index.match(keys)).count
