@@ -85,7 +85,7 @@ def wheel_library() -> Path | None:
 
 
 def has_rdma(library: Path) -> bool:
-    """Return whether this machine has an RDMA device and `library` has UCX's transport for it beside it."""
+    """Return whether this machine has an RDMA device and `library` comes with UCX's transport for it."""
     devices = Path("/sys/class/infiniband")
     return devices.is_dir() and any(devices.iterdir()) and any((library.parent / "ucx").glob("libuct_ib*"))
 

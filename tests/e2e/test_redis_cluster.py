@@ -19,7 +19,7 @@ from quire.model.hashing import Namespace
 from quire.model.images import Rendering
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
-from quire_server.redis import AccessKeys, PolicyBook, connect
+from quire_server.redis import AccessKeys, StoredPolicies, connect
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.prefix_index.slots import TAGS
 from quire_tools.local import LocalCluster
@@ -134,7 +134,7 @@ async def test_all_that_uses_redis(cluster: LocalCluster, servers: RedisClusterS
         async with http.delete("/v1/images/cat") as answer:
             assert answer.status == 204
     redis = connect(servers.url)
-    policies, keys = PolicyBook(redis), AccessKeys(redis, cluster.secret.encode())
+    policies, keys = StoredPolicies(redis), AccessKeys(redis, cluster.secret.encode())
     await policies.set_tenant(TenantPolicy("t", weight=2.0))
     assert (await policies.tenants())["t"].weight == 2.0
     key = await keys.create("t")

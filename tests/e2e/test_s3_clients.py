@@ -93,7 +93,7 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
     """A key, and a KV chunk in the object tier."""
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("alice", (AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.READ),))
+    key = await keys.create("alice", (AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.READ),))
     await redis.aclose()
     chunks = ChunkKeys(hashlib.sha256(b"a chunk").digest())
     async with QuireClient(cluster.gateway_address) as client:
@@ -104,7 +104,7 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
         for layer in range(LAYOUT.num_layers):
             session.layer_produced(layer)
         await session.finish()
-        return (made.name, keys.secret(made)), f"{SPACE.tag.hex()}/{chunks.at(0).hex()}", buffer.view.tobytes()
+        return (key.name, keys.secret(key)), f"{SPACE.tag.hex()}/{chunks.at(0).hex()}", buffer.view.tobytes()
 
 
 def _many() -> list[str]:

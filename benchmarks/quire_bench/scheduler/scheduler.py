@@ -31,7 +31,7 @@ _DEARER = 1.1
 def learn(
     workload: Workload, margin: float, stall_s: Callable[[int, float], float], rounds: int = ROUNDS
 ) -> list[Array]:
-    """What Adaptive allocates in each round, if after each it hears `stall_s(request, rate)`.
+    """Return Adaptive's allocation in each round, if it observes `stall_s(request, rate)` after each.
 
     It starts knowing nothing.
     """

@@ -49,9 +49,9 @@ class World:
         return np.asarray(demand.layers_left * _window_s(demand) * self.slowdowns[at](u))
 
     def total_s(self, rates: Rates) -> float:
-        """Of all demands.
+        """Return the stall of all demands.
 
-        What cannot be felt, 0.2% of all windows, is added, so that ratios of totals near 0 count for little.
+        An imperceptible stall, 0.2% of all windows, is added, so that ratios of totals near 0 count for little.
         """
         negligible = _NEGLIGIBLE * sum(each.layers_left * _window_s(each) for each in self.demands)
         return negligible + sum(float(self.stalls_s(at, rates[at : at + 1])[0]) for at in range(len(self.demands)))

@@ -273,11 +273,11 @@ class QuireClient:
         As `lookup`, then `fetch` of the matched, or advised, chunks behind `first_chunk`. The buffer has room for all
         of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
         chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
-        `unchained`: as for `lookup`; those that are there are delivered, each to the place that it would have with all
+        `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
         of them.
 
-        Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
-        the answer was lost, nodes may be writing.
+        Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
+        if the answer was lost, nodes may be writing.
         """
         descriptor = descriptor_of(
             namespace,
@@ -349,10 +349,10 @@ class QuireClient:
         """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose earlier chunks are stored.
 
         `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced; it
-        stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
+        stays lent until the session has quiesced. `durability`: level of the acknowledgement (see `Durability`).
         `on_existing`: SKIP keeps the bytes that are stored under a key, VERIFY reads the bytes and compares.
         `complete`: all layers are in the buffer, and none will be announced; chunks are then written to drives while
-        the chunks behind it are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them
+        the chunks behind them are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them
         may be stored already.
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
@@ -401,8 +401,8 @@ class QuireClient:
     async def reach(self) -> None:
         """Make sure, once, that the data plane reaches the cluster, before a node receives an address here.
 
-        UCX ends a process that is connected to by a peer to which it has no way back. To a cluster that asks for tokens
-        it is proved, too, that the address on the data plane is this process's own. Raises `PeerLost`, `NotAllowed`.
+        UCX ends a process that is connected to by a peer to which it has no way back. To a cluster with tokens it is
+        proved, too, that the address on the data plane is this process's own. Raises `PeerLost`, `NotAllowed`.
         """
         await self._reachability.check()
         if self._token:

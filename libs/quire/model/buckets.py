@@ -94,7 +94,7 @@ class MultipartUpload:
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
-    """One part of an upload."""
+    """A part of an upload."""
 
     number: int
     etag: str

@@ -75,7 +75,7 @@ class TenantState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyList:
-    """All policies. `storage_nodes`: how many share the quotas."""
+    """Policies of namespaces and tenants. `storage_nodes`: how many share the quotas."""
 
     namespaces: tuple[NamespacePolicy, ...] = ()
     tenants: tuple[TenantState, ...] = ()

@@ -44,8 +44,8 @@ def data_plane(
 ) -> AutoTransport:
     """Create the running loop's transport. `ucx_tls`: transports of UCX, e.g. "rc,tcp"; empty lets UCX choose.
 
-    `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: users whose
-    processes are dealt with beside this user's. `wary`: see `AutoTransport`.
+    `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: other
+    users whose processes are served. `wary`: see `AutoTransport`.
 
     Raises `ConfigInvalid` where UCX is not installed.
     """

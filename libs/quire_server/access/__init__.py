@@ -1,1 +1,1 @@
-"""Who may call what: certificates, roles, permits."""
+"""Authorization of callers: certificates, roles, permits."""

@@ -10,7 +10,7 @@ from quire_server.redis.keys.acts import Acts
 from quire_server.redis.keys.key_secret import key_secret
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
-from quire_server.redis.policies import PolicyBook
+from quire_server.redis.policies import StoredPolicies
 from quire_server.redis.prefix_index.index import PrefixIndex
 from quire_server.redis.probe import RedisProbe
 from quire_server.redis.reservations import Reservations
@@ -23,7 +23,6 @@ __all__ = [
     "CacheEvents",
     "Images",
     "Membership",
-    "PolicyBook",
     "PrefixIndex",
     "RedisCapacity",
     "RedisLeaderLease",
@@ -31,6 +30,7 @@ __all__ = [
     "Reservations",
     "RetainedBytes",
     "S3Buckets",
+    "StoredPolicies",
     "StoredValue",
     "connect",
     "key_secret",

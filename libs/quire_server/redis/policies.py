@@ -16,7 +16,7 @@ _NAMESPACES_KEY = "quire:tenants:namespaces:"
 _THETA_KEY = "quire:theta"
 
 
-class PolicyBook:
+class StoredPolicies:
     """Set by operators, carried out by the services."""
 
     def __init__(self, client: redis.Redis) -> None:

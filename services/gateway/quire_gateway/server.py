@@ -80,12 +80,12 @@ from quire_server.redis import (
     CacheEvents,
     Images,
     Membership,
-    PolicyBook,
     PrefixIndex,
     RedisProbe,
     Reservations,
     RetainedBytes,
     S3Buckets,
+    StoredPolicies,
     connect,
     key_secret,
 )
@@ -232,7 +232,7 @@ def _listeners(
 def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[RefreshedView, Lookups]:
     """The read path: the cluster as this gateway sees it, and look-ups."""
     view = RefreshedView(
-        members=Membership(redis), tenants=PolicyBook(redis), clock=clock, refresh_s=config.members_ms / 1000
+        members=Membership(redis), tenants=StoredPolicies(redis), clock=clock, refresh_s=config.members_ms / 1000
     )
     settings = LookupSettings(
         secrets=config.secrets, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms

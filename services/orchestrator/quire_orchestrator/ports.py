@@ -72,7 +72,7 @@ class Members(Protocol):
 
 
 class PolicyBook(Protocol):
-    """Port to the settings of operators; see `quire_server.redis.Policies`."""
+    """Port to the settings of operators; see `quire_server.redis.StoredPolicies`."""
 
     async def set(self, policy: NamespacePolicy) -> None: ...
     async def all(self) -> list[NamespacePolicy]: ...

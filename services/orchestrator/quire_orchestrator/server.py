@@ -33,12 +33,12 @@ from quire_server.redis import (
     CacheEvents,
     Images,
     Membership,
-    PolicyBook,
     PrefixIndex,
     RedisCapacity,
     RedisProbe,
     Reservations,
     S3Buckets,
+    StoredPolicies,
     connect,
 )
 from quire_server.redis.keys.access import salt_of
@@ -313,7 +313,7 @@ async def serve(config: OrchestratorConfig) -> None:
         config=config,
         index=PrefixIndex(redis),
         members=Membership(redis),
-        policies=PolicyBook(redis),
+        policies=StoredPolicies(redis),
         holders=GrpcChunkHolder(channels, permits, clock),
         clock=clock,
         events=CacheEvents(redis, config.events_kept) if config.events_kept else None,

@@ -84,7 +84,7 @@ class _Seen:
         self.keys.append(ChunkKeys(request.chunk_keys))
         return pb.EvictResponse()
 
-    async def prefetch(self, found: LookupAnswer, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, readable: LookupAnswer, keys: ChunkKeys, within_ms: int) -> int:
         self.keys.append(keys)
         return 0
 

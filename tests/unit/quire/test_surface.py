@@ -19,7 +19,7 @@ OF_THE_LOOP = {
 
 def _public(kind: type) -> dict[str, Any]:
     members = {name: getattr(kind, name) for name in dir(kind)}
-    return {name: each for name, each in members.items() if not name.startswith("_")}
+    return {name: member for name, member in members.items() if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def as_long_as(serving: Serving, enough: Callable[[Serving], bool]) -> Serving:
 
 
 def generation(trace: ImageTrace, serving: Serving) -> Served:
-    """On-demand generation of the window's first thousand requests: what was seen before comes from a cache.
+    """On-demand generation of the window's first thousand requests: a repeated request is served from a cache.
 
     At the rate at which the mean is the paper's.
     """

@@ -88,7 +88,7 @@ class _Pages:
         first = pool.get_page_buffer_meta(_tokens(0, pool.page_size))
         last = pool.get_page_buffer_meta(_tokens(pool.page_num - 1, pool.page_size))
         at, sizes = sorted(first[0]), set(first[1])
-        strides = {right - left for left, right in pairwise(at)}
+        strides = {stop - start for start, stop in pairwise(at)}
         layout = plain_layout(len(at), first[1][0])
         if len(sizes) != 1 or len(strides) > 1 or layout is None:
             raise ConfigInvalid(

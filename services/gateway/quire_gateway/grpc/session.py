@@ -1,4 +1,4 @@
-"""One client's session: its stream, its requests and its leases."""
+"""Session of a client: its stream, its requests and its leases."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Route:
 
 
 def build_of(node: Node) -> str:
-    """Facts that a decoder's images depend on; "" for a node that is no decoder."""
+    """Facts that a decoder's images depend on; "" for other nodes."""
     return node.about.build if isinstance(node.about, DecoderInfo) else ""
 
 

@@ -18,8 +18,8 @@ _TTL_S: Final = 7 * 24 * 3600
 class RedisCurveShelf:
     """The `CurveShelf` port. Gone after a week in which nothing was learned."""
 
-    def __init__(self, kept: StoredValue) -> None:
-        self._kept = kept
+    def __init__(self, value: StoredValue) -> None:
+        self._kept = value
 
     async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:
         document = {

@@ -7,7 +7,7 @@ between them.
 
 Between two knots a monotone curve may still be anywhere in a rectangle. A curve returns its lowest and highest possible
 value there, so that an allocator can try promising rates. It takes the slope to be at most 1, as in Eq. 4, or twice
-what it is on average between the two knots.
+the average between the two knots.
 """
 
 from __future__ import annotations

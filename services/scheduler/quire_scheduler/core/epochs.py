@@ -1,15 +1,15 @@
 """Epochs of one link: rates stay unchanged until the epoch ends (ObjectCache, §3.6).
 
-Granted rates never exceed the budget. (A node receives its new rates up to an epoch after another has begun with
-its own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half
-of what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if
-need be with nothing. One that found less than its part is short: it is to look again soon, and what finished deliveries
-have freed meanwhile raises it, up to its part. Rates rise within an epoch, and none falls. What is freed is there for
+Granted rates never exceed the budget. (A node receives its new rates up to an epoch after another has begun with its
+own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half of
+what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if need
+be with nothing. One that found less than its part is short: it is to look again soon, and rates that finished
+deliveries have freed raise it, up to its part. Rates rise within an epoch, and none falls. What is freed is there for
 newcomers and for those that are short at once, and for the others at the next epoch; with `at_once` every rate is
 computed anew whenever a delivery comes or goes. A delivery that is not renewed for two epochs is forgotten: its storage
 node is gone. (Up to eight epochs that passed unseen count as one: this scheduler did not come to run.)
 
-What nodes send while they ask for the rates of new deliveries is a quarter of the budget, shared among the nodes that
+The credit of nodes that wait for the rates of new deliveries is a quarter of the budget, shared among the nodes that
 used the link within a minute: the rates then make up for it.
 
 A link below others (`tree.py`) grants no more than any of them has left, and divides what it gets of them. The epochs

@@ -200,7 +200,7 @@ class Integrity:
     async def _put_right(self, copy: Copy, payload: Bytes) -> None:
         """Rewrite the wrong slices at the places of the copy.
 
-        Both places belong to the copy for as long as it is pinned.
+        Both places belong to the copy while it is pinned.
 
         A drive that fails the write is retired; the reader gets the bytes all the same.
         """

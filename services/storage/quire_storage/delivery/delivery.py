@@ -63,7 +63,7 @@ class DeliveryParts:
 
 
 class NodeDelivery:
-    """Runs once. `layers()` yields each finished layer if the call says so; `run()` returns the outcome.
+    """Runs once. `layers()` yields each finished layer if the call wants them; `run()` returns the outcome.
 
     `settled`: nothing of it is in flight. `cancelled`: by its caller. `peer`: the client, once it is known.
     """

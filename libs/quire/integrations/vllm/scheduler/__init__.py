@@ -1,1 +1,1 @@
-"""The scheduler's half of the connector: what is loaded and stored, and when."""
+"""The scheduler's half of the connector: the choice of loads and stores."""

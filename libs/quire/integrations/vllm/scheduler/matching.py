@@ -1,6 +1,6 @@
 """The scheduler's half: the part of a request that Quire has, and the part of a step that is to be stored.
 
-Nothing here waits. A look-up begins when vLLM receives a request; before its answer the scheduler is asked to call
+Nothing here waits. A look-up begins when vLLM receives a request; before its answer the scheduler has to call
 again. A look-up that fails, or takes too long, is a miss, and Quire is left alone for a moment then: a cache that is
 away costs no request more than `lookup_timeout_s`.
 """
