@@ -52,13 +52,11 @@ def _method(call: ast.AsyncFunctionDef) -> str:
     result = f"self.run(self._client.{call.name}({', '.join(arguments)}))"
     if kind := WRAPPED.get(returned):
         result = f"{kind}(self, {result})"
-    docstring = ast.get_docstring(call, clean=False)
+    statement = result if returned == "None" else f"return {result}"
     return (
         f"    def {call.name}({ast.unparse(call.args)}) -> {WRAPPED.get(returned, returned)}:\n"
-        f'        """{docstring}"""\n'
-        f"        return {result}\n"
-        if returned != "None"
-        else f'    def {call.name}({ast.unparse(call.args)}) -> None:\n        """{docstring}"""\n        {result}\n'
+        f'        """{ast.get_docstring(call, clean=False)}"""\n'
+        f"        {statement}\n"
     )
 
 
