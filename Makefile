@@ -23,7 +23,8 @@ demo: $(DEMO_STAMP)     ## a real model reuses a prefix that another process com
 	$(BIN)/quire demo
 
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Many failures have one cause, and each may have waited for a time-out.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --maxfail 30
 FORKED := QUIRE_TEST_FORK=1 $(PYTEST)
 AS_USERS := $(PYTEST) tests/e2e/test_cache_control.py tests/e2e/test_page.py
 test: $(STAMP)          ## the suite, on real parts: two workers, services forked (CONTRIBUTING.md says how)

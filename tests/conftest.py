@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -50,7 +51,14 @@ _NOT_STARTED: list[tuple[str, str]] = []
 """What the services of clusters that did not start logged, in the test that runs."""
 
 
+_FREE_BYTES_MIN = 4 << 30
+"""A run takes less. With a full disk pools fail in ways that name other causes, each after a wait of its own."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    folder = tempfile.gettempdir()
+    if (free := shutil.disk_usage(folder).free) < _FREE_BYTES_MIN:
+        pytest.exit(f"{free >> 20} MiB are free in {folder}; the tests need {_FREE_BYTES_MIN >> 20}", returncode=4)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # not where workers run the tests
         os.environ["QUIRE_LOCAL_PORTS"] = ports()
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from quire.client import AdminClient, FetchSummary, Lookup, QuireClient
+from quire.client import AdminClient, FetchSummary, Lookup, Prompt, QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, Unavailable
@@ -384,7 +384,7 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, opera
     async def advised(rate_bytes_per_s: int) -> Lookup:
         async with asyncio.timeout(15):
             while True:
-                found = await client.lookup(namespace, keys, prompt_tokens=CHUNKS * 16 + 64, device="abacus")
+                found = await client.lookup(namespace, keys, prompt=Prompt(CHUNKS * 16 + 64, "abacus"))
                 if found.advice is not None and found.advice.rate_bytes_per_s == rate_bytes_per_s:
                     return found
                 await client.release(found)
@@ -399,9 +399,9 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, opera
     if found.advice.chunks:
         summary, _ = await _fetch(client, found)
         assert summary.usable_chunks == found.advice.chunks
-    assert (await client.lookup(namespace, keys, prompt_tokens=10**4, device="unheard-of")).advice is None
+    assert (await client.lookup(namespace, keys, prompt=Prompt(10**4, "unheard-of"))).advice is None
     with pytest.raises(InvalidRequest, match="prompt_tokens"):
-        await client.lookup(namespace, keys, prompt_tokens=20, device="abacus")
+        await client.lookup(namespace, keys, prompt=Prompt(20, "abacus"))
     await operator.set_tenant(namespace.tenant_salt, cap_bytes_per_s=1000)
     slow = await advised(1000)
     assert slow.advice is not None

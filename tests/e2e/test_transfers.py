@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.client import QuireClient
+from quire.client import QuireClient, SlicePlaces
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, InvalidRequest, NotImplementedHere, TargetInvalid
@@ -160,13 +160,13 @@ async def test_slices_land_in_an_engines_own_blocks(cluster: LocalCluster, order
                 first_chunk=first,
                 chunk_count=count,
                 order=order,
-                layer_stride=blocks * layout.slice_bytes,
-                chunk_offsets=mine * layout.slice_bytes,
+                places=SlicePlaces(blocks * layout.slice_bytes, mine * layout.slice_bytes),
             )
             for first, count, mine in wanted
         ]
         with pytest.raises(TargetInvalid, match="in use"):
-            await client.fetch(found, pool, chunk_count=1, chunk_offsets=[int(free[250]) * layout.slice_bytes])
+            elsewhere = SlicePlaces(chunk_offsets=[int(free[250]) * layout.slice_bytes])
+            await client.fetch(found, pool, chunk_count=1, places=elsewhere)
         for delivery in deliveries:
             summary = await delivery.summary()
             assert summary.usable_chunks in (200, 90) and not summary.outcomes[0].error_code

@@ -6,7 +6,7 @@ from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncSto
 from quire.client.client import QuireClient
 from quire.client.delivery import Delivery
 from quire.client.images import Image, ImageClient
-from quire.client.lookup import Advice, Lookup
+from quire.client.lookup import Advice, Lookup, Prompt, SlicePlaces
 from quire.client.memory.buffers import Buffer
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession
@@ -25,9 +25,11 @@ __all__ = [
     "ImageClient",
     "Lookup",
     "MemberSpans",
+    "Prompt",
     "QuireClient",
     "Rendering",
     "Retrieval",
+    "SlicePlaces",
     "StoreSession",
     "StoreSummary",
     "SyncClient",

@@ -11,10 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy.typing as npt
-
 from quire.client.delivery import Delivery
-from quire.client.lookup import Lookup, descriptor_of, lookup_of
+from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of
 from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
@@ -150,21 +148,20 @@ class QuireClient:
         keys: ChunkKeys,
         *,
         lease_ttl_ms: int = 60_000,
-        prompt_tokens: int = 0,
-        device: str = "",
+        prompt: Prompt | None = None,
         unchained: bool = False,
     ) -> Lookup:
         """Look up the longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
 
-        With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
-        how much of the prefix to take (see `Advice`); a fetch of it then takes that part, and knows its compute window.
+        With the whole prompt, and a device of which the cluster has a profile: also how much of the prefix to take (see
+        `Advice`); a fetch of it then takes that part, and knows its compute window.
         `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
         Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
-        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device, unchained)
+        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt, unchained)
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
         return lookup_of(namespace, keys, response)
@@ -174,8 +171,7 @@ class QuireClient:
         namespace: Namespace,
         keys: ChunkKeys,
         lease_ttl_ms: int,
-        prompt_tokens: int,
-        device: str,
+        prompt: Prompt | None,
         unchained: bool,
     ) -> pb.LookupRequest:
         return pb.LookupRequest(
@@ -184,8 +180,8 @@ class QuireClient:
             lease_ttl_ms=lease_ttl_ms,
             host=self._location.host,
             zone=self._location.zone,
-            prompt_tokens=prompt_tokens,
-            device=device,
+            prompt_tokens=prompt.tokens if prompt is not None else 0,
+            device=prompt.device if prompt is not None else "",
             unchained=unchained,
         )
 
@@ -196,18 +192,15 @@ class QuireClient:
         *,
         first_chunk: int = 0,
         chunk_count: int | None = None,
+        places: SlicePlaces | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
-        layer_stride: int = 0,
-        chunk_offsets: npt.ArrayLike | None = None,
     ) -> Delivery:
-        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
+        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes) or as `places` says.
 
         `first_chunk`: those before it are here already. `chunk_count`: None for as many as the look-up says should be
-        taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
-        `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
-        land in an engine's own blocks. `urgency`: when layers are needed: bandwidth and reads of drives go by it. None:
-        as the look-up advised, or unknown. The delivery runs when this returns.
+        taken (`Lookup.take_chunks`), up to there. `urgency`: when layers are needed: bandwidth and reads of drives go
+        by it. None: as the look-up advised, or unknown. The delivery runs when this returns.
 
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
         not match, `PeerLost` where no storage node is reached.
@@ -219,11 +212,10 @@ class QuireClient:
             lookup.namespace,
             lookup.keys,
             buffer,
+            places,
             order=order,
             first_chunk=first_chunk,
             chunk_count=lookup.take_chunks - first_chunk if chunk_count is None else chunk_count,
-            layer_stride=layer_stride,
-            chunk_offsets=chunk_offsets,
         )
         self._check_room()
         await self.reach()
@@ -259,13 +251,11 @@ class QuireClient:
         buffer: Buffer,
         *,
         first_chunk: int = 0,
+        places: SlicePlaces | None = None,
         lease_ttl_ms: int = 60_000,
-        prompt_tokens: int = 0,
-        device: str = "",
+        prompt: Prompt | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
-        layer_stride: int = 0,
-        chunk_offsets: npt.ArrayLike | None = None,
         unchained: bool = False,
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
@@ -283,18 +273,17 @@ class QuireClient:
             namespace,
             keys,
             buffer,
+            places,
             order=order,
             first_chunk=first_chunk,
             chunk_count=len(keys) - first_chunk,
-            layer_stride=layer_stride,
-            chunk_offsets=chunk_offsets,
         )
         urgency = urgency or Urgency()
         self._check_room()
         await self.reach()
         transfer_id = os.urandom(16)
         request = pb.RetrieveRequest(
-            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device, unchained),
+            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt, unchained),
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=urgency.compute_window_us,

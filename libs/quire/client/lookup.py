@@ -19,6 +19,33 @@ from quire.wire.v1 import gateway_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt for which advice is wanted: its length in tokens, and the device that would compute it.
+
+    `device`: a name that the cluster has a profile of, as "a100-80gb".
+    """
+
+    tokens: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlaces:
+    """Where slices land in a buffer: slice l of the i-th chunk at l·`layer_stride` + `chunk_offsets[i]`, in bytes.
+
+    `layer_stride`: 0 for layers that lie back to back. `chunk_offsets`: (chunks,), within a layer; None for chunks back
+    to back. With both, slices land in an engine's own blocks.
+    """
+
+    layer_stride: int = 0
+    chunk_offsets: npt.ArrayLike | None = None
+
+    def packed(self) -> bytes:
+        """Return the offsets as the descriptor has them: 8 bytes each, little-endian; empty for back to back."""
+        return np.asarray(self.chunk_offsets, dtype="<u8").tobytes() if self.chunk_offsets is not None else b""
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """Fetch or compute, as the cluster predicts it: seconds to the first token if `chunks` are taken, all, or none.
 
@@ -89,12 +116,11 @@ def descriptor_of(
     namespace: Namespace,
     keys: ChunkKeys,
     buffer: Buffer,
+    places: SlicePlaces | None,
     *,
     order: DeliveryOrder,
     first_chunk: int,
     chunk_count: int,
-    layer_stride: int,
-    chunk_offsets: npt.ArrayLike | None,
 ) -> Descriptor:
     """Return the descriptor of `chunk_count` of the keys, from `first_chunk` on.
 
@@ -102,7 +128,7 @@ def descriptor_of(
     """
     if chunk_count < 1:
         raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
-    layout = namespace.layout
+    layout, places = namespace.layout, places or SlicePlaces()
     return Descriptor(
         keys=keys,
         num_layers=layout.num_layers,
@@ -112,8 +138,8 @@ def descriptor_of(
         target=buffer.target(),
         first_chunk=first_chunk,
         chunk_count=chunk_count,
-        layer_stride=layer_stride,
-        chunk_offsets=np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b"",
+        layer_stride=places.layer_stride,
+        chunk_offsets=places.packed(),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, Delivery, QuireClient
+from quire.client import Buffer, Delivery, QuireClient, SlicePlaces
 from quire.client.store import StoreSession
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, InvalidRequest, PeerLost
@@ -143,7 +143,7 @@ class Objects:
                     space,
                     keys,
                     target,
-                    chunk_offsets=[offsets[at] - base for at in group],
+                    places=SlicePlaces(chunk_offsets=[offsets[at] - base for at in group]),
                     unchained=True,
                 )
             for at, is_present in zip(group, mask, strict=True):
@@ -209,8 +209,7 @@ async def retrieve_into(
     memory: Buffer,
     *,
     first_chunk: int = 0,
-    layer_stride: int = 0,
-    chunk_offsets: npt.ArrayLike | None = None,
+    places: SlicePlaces | None = None,
     unchained: bool = False,
 ) -> bytes:
     """Return which chunks arrived, 1 byte for each from `first_chunk` on, once no node writes to the memory.
@@ -225,8 +224,7 @@ async def retrieve_into(
             memory,
             first_chunk=first_chunk,
             lease_ttl_ms=0,
-            layer_stride=layer_stride,
-            chunk_offsets=chunk_offsets,
+            places=places,
             unchained=unchained,
         )
         delivery = retrieval.delivery

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers.cache_utils import Cache, DynamicLayer
 
-from quire.client import Buffer, Lookup, SyncClient, SyncDelivery, SyncStoreSession
+from quire.client import Buffer, Lookup, Prompt, SyncClient, SyncDelivery, SyncStoreSession
 from quire.integrations.cost import Cost
 from quire.integrations.weights import rope_depends_on_length
 from quire.model.descriptor import DeliveryOrder
@@ -190,9 +190,8 @@ class PrefixCache:
 
     def _lookup(self, keys: ChunkKeys, prompt_tokens: int) -> tuple[Lookup | None, str]:
         try:
-            match = self._client.lookup(
-                self.namespace, keys, prompt_tokens=prompt_tokens if self._device else 0, device=self._device
-            )
+            prompt = Prompt(prompt_tokens, self._device) if self._device else None
+            match = self._client.lookup(self.namespace, keys, prompt=prompt)
             return match, ""
         except QuireError as error:
             logger().warning("look-up failed; everything is computed", error=str(error))

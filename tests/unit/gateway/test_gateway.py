@@ -41,6 +41,7 @@ from quire.model.urgency import Urgency
 from quire.testing import FakeClock
 from quire.transport.memory import MemoryTransport
 from quire_gateway.config import GatewayConfig
+from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.owners import ImageOwners
@@ -98,6 +99,7 @@ class World:
     rendition: bytes = b""
     builds: dict[str, str] = field(default_factory=dict)
     signer: str = ""
+    replaced: list[ImageEntry] = field(default_factory=list)
 
     def gateway(self, **settings: Any) -> KvTransfers:
         this: Any = self
@@ -190,6 +192,8 @@ class World:
     async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
         self.passed_over.append(list(failed))
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
+        if lease_ttl_ms and self.replaced:
+            entry = self.replaced.pop()
         return ImageRoute(
             ticket=1,
             runner="d",
@@ -341,11 +345,11 @@ async def test_latents_and_images_without_memory_of_the_clients() -> None:
     assert await own.get_record("t", "one") == (entry, record)
     served, data = await own.get("t", "one", Rendering("png"))
     assert (data, served.source, served.length) == (b"an image", "miss", 8)
-    again, nothing = await own.get("t", "one", Rendering("png"), lambda _, etag: etag == served.etag)
+    again, nothing = await own.get("t", "one", Rendering("png"), Preconditions(if_none_match=served.etag))
     assert (again.etag, again.length, nothing) == (served.etag, 0, b"")
     world.decoder_fails.append(NodeUnavailable("d"))
     assert (await own.get("t", "one", Rendering("png")))[1] == b"an image"
-    assert world.given_back.count(b"leased") == 4, "a failed route's too"
+    assert world.given_back.count(b"leased") == 3, "a failed route's too"
     del world.records[entry.keys.at(0)]
     with pytest.raises(ChunkMissing):
         await own.get_record("t", "one")
@@ -370,6 +374,9 @@ async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
     assert world.blamed == 1
     world.decoder_fails = [ChunkMissing("replaced")]
     assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"
+    world.replaced = [entry_of_record("one", _record(1))[0]]
+    served, data = await own.get("t", entry.image_id, Rendering("png"))
+    assert (data, served.entry.version, world.replaced) == (b"an image", entry.version, []), "described again"
 
 
 async def test_what_the_owner_has_cached_takes_no_route() -> None:
@@ -386,7 +393,7 @@ async def test_what_the_owner_has_cached_takes_no_route() -> None:
     )
     served, data = await own.get("t", "one", png)
     assert (data, served.source, served.decoder, world.passed_over) == (b"small", "rendition", "d", [])
-    again, nothing = await own.get("t", "one", png, lambda _, etag: etag == served.etag)
+    again, nothing = await own.get("t", "one", png, Preconditions(if_none_match=served.etag))
     assert (again.etag, nothing, world.asked) == (served.etag, b"", ["d:1"]), "the decoder was not asked"
     world.owner_fails = [NodeUnavailable("connection reset")]
     assert (await own.get("t", "one", png))[1] == b"an image", "made where the orchestrator says"
@@ -397,14 +404,12 @@ async def test_what_the_owner_has_cached_takes_no_route() -> None:
     assert (await own.get("t", "one", png))[1] == b"small"
     world.vaes["e"], world.builds["e"] = (), "another"
     world.asked.clear()
-    nothing_new, nothing = await own.get("t", "one", png, lambda _, etag: etag == served.etag)
+    nothing_new, nothing = await own.get("t", "one", png, Preconditions(if_none_match=served.etag))
     assert (nothing_new.etag, nothing) == (served.etag, b"")
-
-    def refuses(entry: ImageEntry, etag: str) -> bool:
-        raise ConditionFailed("another version")
-
     with pytest.raises(ConditionFailed):
-        await own.get("t", "one", png, refuses)
+        await own.get("t", "one", png, Preconditions(if_match='"another"'))
+    with pytest.raises(ImageMissing, match="no version"):
+        await own.get("t", "one", png, version="another")
     with pytest.raises(ImageMissing):
         await own.get("t", "none", png)
 
@@ -425,7 +430,7 @@ async def test_what_was_just_sent_is_sent_again_while_it_is_so() -> None:
     first, _ = await own.get("t", "one", png)
     again, data = await own.get("t", "one", png)
     assert (again.source, again.etag, data, world.asked) == ("gateway", first.etag, b"small", ["d:1"])
-    unchanged, nothing = await own.get("t", "one", png, lambda _, etag: etag == first.etag)
+    unchanged, nothing = await own.get("t", "one", png, Preconditions(if_none_match=first.etag))
     assert (unchanged.length, nothing) == (0, b"")
     await own.get("t", "one", Rendering("jpeg", 80))
     assert len(world.asked) == 2, "another form"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy.typing as npt
-
 from quire.client.blocking.loop import SyncLoop
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
-from quire.client.lookup import Lookup
+from quire.client.lookup import Lookup, Prompt, SlicePlaces
 from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
@@ -27,14 +25,13 @@ class SyncCalls(SyncLoop):
         keys: ChunkKeys,
         *,
         lease_ttl_ms: int = 60000,
-        prompt_tokens: int = 0,
-        device: str = "",
+        prompt: Prompt | None = None,
         unchained: bool = False,
     ) -> Lookup:
         """Look up the longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
 
-        With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
-        how much of the prefix to take (see `Advice`); a fetch of it then takes that part, and knows its compute window.
+        With the whole prompt, and a device of which the cluster has a profile: also how much of the prefix to take (see
+        `Advice`); a fetch of it then takes that part, and knows its compute window.
         `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
         Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
@@ -42,14 +39,7 @@ class SyncCalls(SyncLoop):
         `DeadlineExceeded`: without an answer compute the prefix.
         """
         return self.run(
-            self._client.lookup(
-                namespace,
-                keys,
-                lease_ttl_ms=lease_ttl_ms,
-                prompt_tokens=prompt_tokens,
-                device=device,
-                unchained=unchained,
-            )
+            self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms, prompt=prompt, unchained=unchained)
         )
 
     def fetch(
@@ -59,18 +49,15 @@ class SyncCalls(SyncLoop):
         *,
         first_chunk: int = 0,
         chunk_count: int | None = None,
+        places: SlicePlaces | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
-        layer_stride: int = 0,
-        chunk_offsets: npt.ArrayLike | None = None,
     ) -> SyncDelivery:
-        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
+        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes) or as `places` says.
 
         `first_chunk`: those before it are here already. `chunk_count`: None for as many as the look-up says should be
-        taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
-        `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
-        land in an engine's own blocks. `urgency`: when layers are needed: bandwidth and reads of drives go by it. None:
-        as the look-up advised, or unknown. The delivery runs when this returns.
+        taken (`Lookup.take_chunks`), up to there. `urgency`: when layers are needed: bandwidth and reads of drives go
+        by it. None: as the look-up advised, or unknown. The delivery runs when this returns.
 
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
         not match, `PeerLost` where no storage node is reached.
@@ -83,10 +70,9 @@ class SyncCalls(SyncLoop):
                     buffer,
                     first_chunk=first_chunk,
                     chunk_count=chunk_count,
+                    places=places,
                     order=order,
                     urgency=urgency,
-                    layer_stride=layer_stride,
-                    chunk_offsets=chunk_offsets,
                 )
             ),
         )
@@ -98,13 +84,11 @@ class SyncCalls(SyncLoop):
         buffer: Buffer,
         *,
         first_chunk: int = 0,
+        places: SlicePlaces | None = None,
         lease_ttl_ms: int = 60000,
-        prompt_tokens: int = 0,
-        device: str = "",
+        prompt: Prompt | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
-        layer_stride: int = 0,
-        chunk_offsets: npt.ArrayLike | None = None,
         unchained: bool = False,
     ) -> SyncRetrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
@@ -126,13 +110,11 @@ class SyncCalls(SyncLoop):
                     keys,
                     buffer,
                     first_chunk=first_chunk,
+                    places=places,
                     lease_ttl_ms=lease_ttl_ms,
-                    prompt_tokens=prompt_tokens,
-                    device=device,
+                    prompt=prompt,
                     order=order,
                     urgency=urgency,
-                    layer_stride=layer_stride,
-                    chunk_offsets=chunk_offsets,
                     unchained=unchained,
                 )
             ),

@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
 )
 
-from quire.client import Buffer, SyncClient
+from quire.client import Buffer, SlicePlaces, SyncClient
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import memory_at, plain_layout, retrieve_into
 from quire.integrations.settings import check_common, read_settings
@@ -305,8 +305,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             chain,
             memory,
             first_chunk=first,
-            layer_stride=stride,
-            chunk_offsets=offsets,
+            places=SlicePlaces(stride, offsets),
         )
         return len(mask) if all(mask) else mask.index(0)
 

@@ -30,7 +30,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images.latents import LatentGateway
-from quire_gateway.images.reads import ImageReads
+from quire_gateway.images.reads import ImageReads, ImageServed
 from quire_gateway.images.service import ImageService
 from quire_gateway.kv.retention import Retention
 from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall, StorePlacement
@@ -184,9 +184,10 @@ class GatewayServicer(GatewayServiceServicer):
             self._addresses.check(principal, target)
         length, tags = target.length if target is not None else 0, Tags.parse(request.if_none_match)
         with self._admission.admit(principal, Need(payload=length, memory=length)):
-            served = await self._images.get(
-                principal.tenant, request.image_id, rendering, target, lambda _, etag: tags.weakly(etag)
-            )
+            image = await self._images.describe(principal.tenant, request.image_id, rendering)
+            served = ImageServed(image.entry, image.etag)
+            if target is not None and not tags.weakly(image.etag):
+                served = await self._images.render(principal.tenant, image, target)
         return images_pb2.GetImageResponse(
             entry=_for_client(served.entry),
             length=served.length,

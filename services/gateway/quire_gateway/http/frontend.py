@@ -24,7 +24,7 @@ from quire_gateway.access.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.limits import Taken
-from quire_gateway.core.preconditions import ConditionOutcome, Preconditions
+from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.http.latent_puts import (
     METADATA,
@@ -250,18 +250,10 @@ class ImagesFrontend:
         query = claim.query if claim is not None else request.query.items()
         version, query = without_version(query)
         rendering = self._parameters.read(query, accept, signed=claim is not None)
+        tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
         conditions = Preconditions.of(request.headers)
-
-        def has(entry: ImageEntry, etag: str) -> bool:
-            if version not in ("", entry.version):
-                raise ImageMissing(f"{entry.image_id!r} has no version {version[:80]!r}", field="v")
-            verdict = conditions.of_read(etag, entry.created_ms / 1e3)
-            if verdict is ConditionOutcome.FAILED:
-                raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
-            return verdict is ConditionOutcome.NOT_MODIFIED
-
-        async with self._serving.turn(request[_PRINCIPAL].tenant):
-            served, data = await self._images.get(request[_PRINCIPAL].tenant, request.match_info["id"], rendering, has)
+        async with self._serving.turn(tenant):
+            served, data = await self._images.get(tenant, image_id, rendering, conditions, version=version)
         headers = {
             "ETag": served.etag,
             "Vary": "Accept",

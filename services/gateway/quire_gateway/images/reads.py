@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,11 +15,21 @@ from quire.model.errors import (
     NoDecoder,
     NodeUnavailable,
     QuireError,
+    Unavailable,
 )
 from quire.model.images import ImageEntry, Rendering, check_image_id
 from quire.telemetry import logger, names, tracer
 from quire_gateway.images.owners import ImageOwners
 from quire_gateway.ports import Clock, Decoders, Entries, ImageRoute, Router
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedImage:
+    """An image as it would be rendered: `etag` is of its latent, the rendering and the decoders' build."""
+
+    entry: ImageEntry
+    rendering: Rendering
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +44,13 @@ class ImageServed:
     stages_us: dict[str, int] = field(default_factory=dict)
 
 
-def has_nothing(entry: ImageEntry, etag: str) -> bool:
-    """Conditions of a client that wants the image in any version."""
-    return False
-
-
 _LEASE_MS: Final = 60_000
-Memory = RdmaTarget | Callable[[ImageEntry], RdmaTarget]
-"""Where an image goes, or what says so once it is known how large it may be."""
-Has = Callable[[ImageEntry, str], bool]
-"""Whether the client has what that ETag is of. May raise, where it does not want it then."""
 
 
 class ImageReads:
-    """Every method is one request, for a tenant: images are its own.
+    """A read is two steps: `describe`, and `render` if the client has not got what is described.
 
-    `enlarge`: whether they may be asked for larger than they are.
+    Images are a tenant's own. `enlarge`: whether they may be asked for larger than they are.
     """
 
     def __init__(
@@ -70,29 +70,24 @@ class ImageReads:
         self._clock = clock
         self._enlarge = enlarge
 
-    async def get(
-        self, tenant: str, image_id: str, rendering: Rendering, memory: Memory | None, has: Has
-    ) -> ImageServed:
-        """Have it written into `memory`.
-
-        Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder raises.
-
-        One that fails is not replaced here: it may still write into that memory, so another try needs other memory.
-        """
+    async def describe(self, tenant: str, image_id: str, rendering: Rendering) -> DescribedImage:
+        """Return what a client would be sent. Raises `InvalidRequest`, `ImageMissing`, `NoDecoder`."""
         if rendering.enlarge and not self._enlarge:
             raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
-        with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
-            entry = await self._entry(tenant, image_id)
-            if build := self._owners.build:
-                etag = rendering.etag(entry, build)
-                if memory is None or has(entry, etag):
-                    return ImageServed(entry, etag)
-            target = memory(entry) if callable(memory) else memory
-            if target is not None:
-                cached = await self._cached(tenant, entry, rendering, target)
-                if cached is not None:  # without a common build the ETag is known only now
-                    return cached if build or not has(entry, cached.etag) else ImageServed(entry, cached.etag)
-            return await self._made(tenant, entry, rendering, target, has)
+        entry = await self._entry(tenant, image_id)
+        build = self._owners.build or await self._build_of_route(entry)
+        return DescribedImage(entry, rendering, rendering.etag(entry, build))
+
+    async def render(self, tenant: str, image: DescribedImage, target: RdmaTarget) -> ImageServed:
+        """Have an image written into a client's memory.
+
+        A decoder of another build than the described one, as while decoders are upgraded, gives another ETag.
+
+        Raises `NoDecoder`, `Unavailable` if the image was replaced meanwhile, and what the decoder raises. An attempt
+        that fails is not repeated here: it may still write into that memory, so another needs other memory.
+        """
+        with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image.entry.image_id}):
+            return await self._cached(tenant, image, target) or await self._decoded(tenant, image, target)
 
     async def _entry(self, tenant: str, image_id: str) -> ImageEntry:
         check_image_id(image_id)
@@ -102,39 +97,43 @@ class ImageReads:
             raise ImageMissing(f"there is no image {image_id!r}", field="id")
         return entry
 
-    async def _cached(
-        self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
-    ) -> ImageServed | None:
+    async def _build_of_route(self, entry: ImageEntry) -> str:
+        """Return the build of the decoder that would make the image. Raises `NoDecoder` where none is known."""
+        route = await self._router.route(entry, 0, self._owners.failing)
+        if route.runner:
+            await self._give_back(route, failed=False)
+        if not route.build:
+            raise NoDecoder("no decoder is alive", retry_after_s=1.0)
+        return route.build
+
+    async def _cached(self, tenant: str, image: DescribedImage, target: RdmaTarget) -> ImageServed | None:
         """Serve from the owner's cache, if that needs no decoding."""
+        entry = image.entry
         owner = self._owners.owner(entry.record_name)
         if owner is None:
             return None
         try:
-            done = await self._decoders.cached(tenant, owner.grpc_address, entry, rendering, target)
+            done = await self._decoders.cached(tenant, owner.grpc_address, entry, image.rendering, target)
         except (NodeUnavailable, DeadlineExceeded) as error:
             if not error.answered:
                 self._owners.failed(owner)
             raise
         if not done.length:
             return None
-        etag = rendering.etag(entry, done.build)
+        etag = image.rendering.etag(entry, done.build)
         return ImageServed(entry, etag, done.length, done.source, owner.node_id, done.stages_us)
 
-    async def _made(
-        self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget | None, has: Has
-    ) -> ImageServed:
+    async def _decoded(self, tenant: str, image: DescribedImage, target: RdmaTarget) -> ImageServed:
         """Decoded where the orchestrator says; the decoder gets the record's lease along."""
-        lease_ms = _LEASE_MS if target is not None else 0
-        route = await self._router.route(entry, lease_ms, self._owners.failing)
+        route = await self._router.route(image.entry, _LEASE_MS, self._owners.failing)
         if not route.runner:
-            return _without_decoder(route, rendering, has)
+            raise NoDecoder("no decoder is alive", retry_after_s=1.0)
         failed = False
         try:
-            etag = rendering.etag(route.entry, route.build)
-            if has(route.entry, etag) or target is None:
-                return ImageServed(route.entry, etag)
-            done = await self._decoders.decode(tenant, route, rendering, target)
-            etag = rendering.etag(route.entry, done.build)
+            if route.entry.version != image.entry.version:
+                raise Unavailable(f"image {image.entry.image_id!r} was replaced; retry")
+            done = await self._decoders.decode(tenant, route, image.rendering, target)
+            etag = image.rendering.etag(route.entry, done.build)
             return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
         except (NodeUnavailable, DeadlineExceeded) as error:
             failed = not error.answered  # the decoder itself; not what it needed, nor the client it could not reach
@@ -148,11 +147,3 @@ class ImageReads:
             await self._router.finish(route, failed=failed)
         except QuireError as error:
             logger().warning("a decode counts as running until it runs out", error=str(error))
-
-
-def _without_decoder(route: ImageRoute, rendering: Rendering, has: Has) -> ImageServed:
-    """Return the client's own version if it is still good. Raises `NoDecoder` otherwise."""
-    etag = rendering.etag(route.entry, route.build)
-    if route.build and has(route.entry, etag):
-        return ImageServed(route.entry, etag)
-    raise NoDecoder("no decoder is alive", retry_after_s=1.0)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
-from quire.model.errors import ChunkMissing, DeadlineExceeded, InvalidRequest, TargetInvalid, Unavailable
+from quire.model.errors import (
+    ChunkMissing,
+    ConditionFailed,
+    DeadlineExceeded,
+    ImageMissing,
+    InvalidRequest,
+    TargetInvalid,
+    Unavailable,
+)
 from quire.model.images import (
     RECORD_BYTES_MAX,
     ExpectedImage,
@@ -21,8 +28,9 @@ from quire.model.images import (
     check_record,
     entry_of_record,
 )
+from quire_gateway.core.preconditions import ConditionOutcome, Preconditions
 from quire_gateway.images.latents import LatentGateway
-from quire_gateway.images.reads import Has, ImageReads, ImageServed, has_nothing
+from quire_gateway.images.reads import ImageReads, ImageServed
 from quire_gateway.images.served_cache import ServedImages
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.ports import RemoteCatalogue
@@ -30,6 +38,7 @@ from quire_gateway.ports import RemoteCatalogue
 _PAGE: Final = 500
 _DELETES: Final = 16
 _ANYTHING: Final = ExpectedImage()
+_UNCONDITIONAL: Final = Preconditions()
 _NOTHING_SAID: Final = ImageAttributes()
 
 
@@ -77,50 +86,47 @@ class ImageService:
         self._stored = stored
 
     async def get(
-        self, tenant: str, image_id: str, rendering: Rendering, has: Has = has_nothing
+        self,
+        tenant: str,
+        image_id: str,
+        rendering: Rendering,
+        conditions: Preconditions = _UNCONDITIONAL,
+        *,
+        version: str = "",
     ) -> tuple[ImageServed, bytes]:
-        """An image, encoded as asked; no bytes where the client `has` it.
+        """An image, encoded as asked; no bytes where the client has it by its `conditions`.
 
         One that was just sent is sent again while the catalogue has it so; else a decoder that fails is passed over
-        once.
+        once. `version`: the only one that will do; "" for any.
 
-        Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
+        Raises `ImageMissing`, `ConditionFailed`, `NoDecoder`, and what the decoder raises.
         """
         check_image_id(image_id)
         await self._reach()
         try:
-            return await self._get(tenant, image_id, rendering, has)
+            return await self._get(tenant, image_id, rendering, conditions, version)
         except (Unavailable, DeadlineExceeded, ChunkMissing):  # or it was replaced, and its record went, meanwhile
-            return await self._get(tenant, image_id, rendering, has)
+            return await self._get(tenant, image_id, rendering, conditions, version)
 
-    async def _get(self, tenant: str, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
-        views: list[memoryview] = []
-        cached: tuple[ImageServed, bytes] | None = None
-
-        def has_or_kept(entry: ImageEntry, etag: str) -> bool:
-            nonlocal cached
-            if has(entry, etag):
-                return True
-            cached = self._kept.get(entry, etag)
-            return cached is not None
-
-        with contextlib.ExitStack() as loans:
-
-            def room(entry: ImageEntry) -> RdmaTarget:
-                target, view = loans.enter_context(self._memory.room(rendering.bytes_max(entry)))
-                views.append(view)
-                assert isinstance(target, RdmaTarget)
-                return target
-
-            served = await self._images.get(tenant, image_id, rendering, room, has_or_kept)
-            if served.length:
-                data = bytes(views[0][: served.length])
-                self._kept.keep(served, data)
-                return served, data
-        if cached is None:
-            return served, b""
-        sent, data = cached
-        return replace(served, length=sent.length, source="gateway"), data
+    async def _get(
+        self, tenant: str, image_id: str, rendering: Rendering, conditions: Preconditions, version: str
+    ) -> tuple[ImageServed, bytes]:
+        image = await self._images.describe(tenant, image_id, rendering)
+        if version not in ("", image.entry.version):
+            raise ImageMissing(f"{image_id!r} has no version {version[:80]!r}", field="v")
+        outcome = conditions.of_read(image.etag, image.entry.created_ms / 1e3)
+        if outcome is ConditionOutcome.FAILED:
+            raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
+        if outcome is ConditionOutcome.NOT_MODIFIED:
+            return ImageServed(image.entry, image.etag), b""
+        if cached := self._kept.get(image.entry, image.etag):
+            sent, data = cached
+            return ImageServed(image.entry, image.etag, sent.length, "gateway"), data
+        with self._memory.room(rendering.bytes_max(image.entry)) as (target, view):
+            served = await self._images.render(tenant, image, target)
+            data = bytes(view[: served.length])
+        self._kept.keep(served, data)
+        return served, data
 
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
         """Read an image's entry and its latent record. Raises `ImageMissing`, `ChunkMissing`, `CorruptData`."""

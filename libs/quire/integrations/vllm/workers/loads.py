@@ -11,11 +11,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from quire.client import Buffer, Delivery, Lookup
+from quire.client import Buffer, Delivery, Lookup, SlicePlaces
 from quire.integrations.vllm.plan import LoadPlan, Settled, TryPlan
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
 from quire.integrations.vllm.workers.worker import WorkerParts
@@ -354,12 +354,12 @@ class Loads:
         """Blocks that did not arrive."""
         plan, client = load.plan, self._client.asynchronous
         count = len(plan.blocks)
-        where: dict[str, Any] = {}
+        places: SlicePlaces | None = None
         buffer = load.staging
         if buffer is None:
             assert self._direct is not None, "straight into the blocks"
             buffer, stride, offsets = self._direct
-            where = {"layer_stride": stride, "chunk_offsets": offsets[list(plan.blocks)]}
+            places = SlicePlaces(stride, offsets[list(plan.blocks)])
         await client.reach()
         if load.abandoned:
             return set(plan.blocks)
@@ -368,9 +368,9 @@ class Loads:
             buffer,
             first_chunk=plan.first,
             chunk_count=count,
+            places=places,
             order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
             urgency=self._urgency(plan),
-            **where,
         )
         try:
             for layer in range(self._blocks.num_layers):
