@@ -39,23 +39,30 @@ def bench_index(
 
 
 def bench_delivery(
-    tier: Annotated[str, typer.Option(help="where the chunks lie: memory, or drives")] = "memory",
+    tier: Annotated[str, typer.Option(help="where the chunks lie: memory, drives, or object")] = "memory",
     transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
     chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
     context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
     hit: Annotated[float, typer.Option(help="share of the prompt that is cached, 0 to 1")] = 0.875,
     layers: Annotated[int, typer.Option(help="layers of the model")] = 32,
     rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
+    object_url: Annotated[str, typer.Option(help="object tier, as s3://bucket/prefix; a folder if not given")] = "",
+    latency_ms: Annotated[str, typer.Option(help="added to each request of an S3 tier; one or several: 0,10")] = "0",
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
     """Layerwise delivery (Llama 3.1 8B layout) against a bare stream.
 
-    The stream sends the same layers by pyucx in the same run; from drives the baseline is the bare device.
+    The stream sends the same layers by pyucx in the same run; from drives the baseline is the bare device, from the
+    object tier bare range reads of the same bytes.
     """
-    from quire_bench import delivery
+    from quire_bench import delivery, object_tier
 
     sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))
+    if tier == "object":
+        delays = [int(text) for text in latency_ms.split(",")]
+        object_tier.run(object_url, sizes, contexts, hit, layers, rounds, delays).show(json_file, plot)
+        return
     delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
 
 

@@ -31,6 +31,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Role
 from quire.transport import OFF, data_plane
+from quire_bench.filling import fill
 from quire_bench.processor import ProcessorTime
 from quire_bench.storage.bare_device import BareDevice, best
 from quire_bench.stream_peer import BareStream
@@ -38,7 +39,6 @@ from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median, spread
 
 _LLAMA_KV_HEADS, _LLAMA_HEAD_DIM = 8, 128
-_STORE_CHUNKS = 64
 _MEMORY_SHARE = 8
 _FILE_BYTES = 2 << 30
 _DEPTH = 128
@@ -142,7 +142,7 @@ async def _rounds(
         plane = data_plane(shared_memory)
         client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=plane))
         target = client.allocate(layout.payload_bytes(chunks))
-        await _fill(client, namespace, keys, Durability.LOCAL if tier == "drives" else Durability.MEMORY)
+        await fill(client, namespace, keys, Durability.LOCAL if tier == "drives" else Durability.MEMORY)
         device = None
         if tier == "drives":
             device = BareDevice([str(cluster.folder)], min(layout.payload_bytes(chunks), _FILE_BYTES), _DEPTH)
@@ -207,21 +207,3 @@ async def _drive_share(client: QuireClient) -> float:
     (node,) = [node for node in (await client.status()) if node.role is Role.STORAGE]
     hits = [node.stats[f"hits {name}"] for name in ("disk", "memory")]
     return hits[0] / sum(hits)
-
-
-async def _fill(
-    client: QuireClient, namespace: Namespace, keys: ChunkKeys, durability: Durability = Durability.MEMORY
-) -> None:
-    """Store random chunks, some at a time."""
-    chunks = len(keys)
-    layout, step = namespace.layout, max(1, min(_STORE_CHUNKS, (256 << 20) // namespace.layout.chunk_bytes))
-    buffer = client.allocate(layout.payload_bytes(step))
-    assert buffer.view is not None
-    buffer.view[:] = np.random.default_rng(3).integers(0, 256, buffer.length, dtype=np.uint8)
-    for first in range(0, chunks, step):
-        upto = keys.run(0, min(chunks, first + step))
-        session = await client.store(namespace, upto, first, buffer, durability=durability)
-        for layer in range(layout.num_layers):
-            session.layer_produced(layer)
-        await session.finish()
-    buffer.close()

@@ -13,7 +13,7 @@ from obstore.store import LocalStore, from_url
 from quire.model.errors import ConfigInvalid
 
 
-def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False) -> Any:
+def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False, attempts: int = 3) -> Any:
     """Open a store.
 
     Args:
@@ -21,6 +21,7 @@ def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False
             endpoint), `gs://`, `az://`, or a folder.
         timeout_s: Of a request, seconds.
         variable: Named by `ConfigInvalid`.
+        attempts: For a request that fails.
         prune: Remove folders that become empty by a deletion. A PUT at the same time may fail, and has to be repeated.
 
     Raises:
@@ -32,7 +33,7 @@ def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False
         timeout = timedelta(seconds=timeout_s)
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
         options: Any = {"timeout": timeout, "allow_http": endpoint.startswith("http://")}
-        retries: Any = {"max_retries": 2, "retry_timeout": timeout}
+        retries: Any = {"max_retries": attempts - 1, "retry_timeout": timeout}
         return from_url(url, client_options=options, retry_config=retries)
     except (BaseError, ValueError, OSError) as error:
         raise ConfigInvalid(f"{variable}={url!r}: {error}") from None

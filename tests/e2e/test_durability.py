@@ -16,6 +16,8 @@ import pytest
 from redis import Redis
 
 from quire.client import AdminClient, QuireClient
+from quire.model.chunk_object import objects_folder
+from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import NodeUnavailable, QuireError, QuotaExceeded
 from quire.model.hashing import Namespace, block_keys
@@ -200,6 +202,37 @@ async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: P
     assert np.array_equal(await _fetched(client, namespace, keys), payload)
     assert await client.evict(namespace, keys) == 256
     assert (await client.lookup(namespace, keys)).matched_chunks == 0
+
+
+async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Path) -> None:
+    """Of a cold prefix one object is truncated and one has a rotten layer: the others are delivered, and said to be."""
+    with small_cluster(tmp_path) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            namespace = fresh_namespace(BIG)
+            keys, payload = some_keys(namespace, 32), random_payload(namespace, 32)
+            await store(client, namespace, keys, payload, durability=Durability.OBJECT)
+            cluster.kill("storage-0")
+            shutil.rmtree(tmp_path / "storage-0")
+            (truncated,), (rotten,) = (
+                list((tmp_path / "objects").glob(f"{objects_folder(keys.at(at))}/*")) for at in (9, 20)
+            )
+            truncated.write_bytes(truncated.read_bytes()[:-9000])
+            raw = bytearray(rotten.read_bytes())
+            raw[2 * namespace.layout.slice_bytes + 5] ^= 1
+            rotten.write_bytes(raw)
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            found = await client.lookup(namespace, keys)
+            assert found.matched_chunks == 32
+            buffer = client.allocate(payload.nbytes)
+            delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+            summary = await delivery.summary()
+            await delivery.quiesced(10)
+            assert [at for at, mark in enumerate(summary.delivered) if not mark] == [9, 20]
+            assert summary.usable_chunks == 9 and summary.outcomes[0].error_code in ("ChunkMissing", "CorruptData")
+            got = buffer.layers(namespace.layout.num_layers, 32, namespace.layout.slice_bytes)
+            sound = [at for at in range(32) if at not in (9, 20)]
+            assert np.array_equal(got[:, sound], payload[:, sound])
+            assert not got[:, 9].any(), "nor any other bytes"
 
 
 @pytest.mark.skipif("QUIRE_TEST_S3_URL" not in os.environ, reason="QUIRE_TEST_S3_URL names no bucket (make test-s3)")

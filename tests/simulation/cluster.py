@@ -58,6 +58,7 @@ from quire_server.redis import Membership
 from quire_server.redis.connection import metadata_errors
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
+from quire_storage.errors import ObjectTierThrottled
 from quire_storage.node import StorageNode
 from quire_storage.ports import Ports
 from quire_storage.server import StorageServicer
@@ -179,6 +180,7 @@ class Cluster:
         self.fabric = Fabric(self.network)
         self.metadata = Metadata(self.loop)
         self.objects = SimObjects(self.loop)
+        self.objects.refusal = ObjectTierThrottled
         self.blobs = SimBlobs(self.objects, self.loop)
 
     @property

@@ -36,8 +36,10 @@ from quire_storage.core.residency.departures import Departures
 from quire_storage.core.residency.evictions import CopyEvictions
 from quire_storage.core.residency.pins import Pins
 from quire_storage.core.residency.uploads import Uploads
-from quire_storage.delivery.batches import Batches, Promotions
+from quire_storage.delivery.batches import Batches
 from quire_storage.delivery.delivery import NodeDelivery
+from quire_storage.delivery.object_loads import ObjectLoad
+from quire_storage.delivery.promotions import Promotions
 from quire_storage.ingest.stores import Stores
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.object_tier import ChunkObjects
@@ -113,6 +115,18 @@ MUTATIONS: dict[str, Mutation] = {
         "all objects of a chunk have one name, so that late requests affect objects of later entries",
         (edit(ChunkObjects, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
         tested="tests/unit/storage/test_object_fetch.py",
+    ),
+    "unverified-objects": Mutation(
+        0,
+        "layers from the object tier are announced without a look at their checksums",
+        (edit(ObjectLoad, "_place", "crc32(piece) != sums[layer]", "False"),),
+        tested="tests/unit/storage/test_object_loads.py",
+    ),
+    "foreign-zeros": Mutation(
+        0,
+        "a chunk that the object tier lost is delivered as what another tenant left in its slot",
+        (edit(ObjectLoad, "_place", "else 0", "else arena[to : to + size]"),),
+        tested="tests/unit/storage/test_object_loads.py",
     ),
     "unmapped-landing": Mutation(
         4,

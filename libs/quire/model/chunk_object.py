@@ -68,6 +68,15 @@ class ChunkObject:
     header: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectRange:
+    """A range of an object of `size` bytes. `header`: the chunk's, where the store keeps it beside the object too."""
+
+    data: memoryview
+    size: int
+    header: bytes | None = None
+
+
 def object_path(key: bytes, generation: int) -> str:
     """Return the path of a chunk's object in the object tier.
 
@@ -116,6 +125,17 @@ def sound_header(raw: bytes) -> np.void | None:
     if int(row["magic"]) != HEADER_MAGIC or not is_known or end > len(raw):
         return None
     return row if crc32(raw[CRC_FROM:end]) == int(row["crc"]) else None
+
+
+def compact_header(header: bytes) -> bytes:
+    """Return a header without the zeros behind its checksums; empty for one that is not sound."""
+    row = sound_header(header)
+    return header[: HEADER.itemsize + 4 * int(row["num_layers"])] if row is not None else b""
+
+
+def object_bytes(num_layers: int, slice_bytes: int, header_bytes: int) -> int:
+    """Return the size of a chunk's object."""
+    return num_layers * slice_bytes + header_bytes + TRAILER.size
 
 
 def header_at_end(tail: bytes) -> bytes | None:

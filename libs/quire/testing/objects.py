@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from quire.model.chunk_object import header_at_end
+from quire.model.chunk_object import ObjectRange, header_at_end
 
 Name = tuple[bytes, int]
 
@@ -27,6 +27,10 @@ class MemoryObjects:
 
     async def get(self, name: Name) -> bytes | None:
         return self.objects.get(name)
+
+    async def read(self, name: Name, start: int, stop: int) -> ObjectRange | None:
+        data = self.objects.get(name)
+        return ObjectRange(memoryview(data)[start:stop], len(data)) if data is not None else None
 
     async def delete(self, names: Sequence[Name]) -> None:
         for name in names:

@@ -9,6 +9,7 @@ ConfigInvalid (quire.model.errors)
 Unavailable (quire.model.errors)
 ├── DriveFailed             a drive answers with errors; its chunks are elsewhere, or lost
 ├── ObjectTierFailed        the object tier does not answer, or refuses
+│   └── ObjectTierThrottled it refuses because there are too many requests
 └── NotReplicated           no second node took chunks that were to be replicated
 """
 
@@ -49,6 +50,10 @@ class DriveFailed(Unavailable):
 
 class ObjectTierFailed(Unavailable):
     """The object tier does not answer, or refuses."""
+
+
+class ObjectTierThrottled(ObjectTierFailed):
+    """The object tier refuses because there are too many requests (503 SlowDown, 429)."""
 
 
 class NotReplicated(Unavailable):

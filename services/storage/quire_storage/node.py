@@ -24,11 +24,12 @@ from quire_storage.cluster.replication import Replicator
 from quire_storage.config import StorageConfig
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
-from quire_storage.delivery.batches import Promotions, Reading
 from quire_storage.delivery.deliveries import Deliveries
 from quire_storage.delivery.delivery import DeliveryParts
 from quire_storage.delivery.fair_queue import Wire, WireQueue
+from quire_storage.delivery.object_loads import LoadParts, ObjectLoads
 from quire_storage.delivery.prefetch import Prefetches
+from quire_storage.delivery.promotions import Promotions, Reading
 from quire_storage.delivery.rates import Rates
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.ingest.announced_layers import AnnouncedLayers
@@ -140,6 +141,7 @@ class StorageNode:
             ring=self._ring,
             threads=turns,
             heal=self._integrity.heal,
+            loads=self._loads(turns),
         )
         self._parts = DeliveryParts(
             config=config,
@@ -176,6 +178,15 @@ class StorageNode:
             registry=self._registry,
         )
         self._start_background()
+
+    def _loads(self, threads: FairThreads) -> ObjectLoads | None:
+        """Create the part that reads chunks of the object tier, if there is one."""
+        if self._objects is None:
+            return None
+        copies = self._replicator.copies
+        return ObjectLoads(
+            LoadParts(tiers=self._tiers, objects=self._objects, threads=threads, clock=self._clock, copies=copies)
+        )
 
     def _start_background(self) -> None:
         """Start the background tasks."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.chunk_object import ObjectRange
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
@@ -264,6 +265,9 @@ class ObjectTier(Protocol):
     async def put(self, name: ObjectName, data: bytes) -> None: ...
     async def get(self, name: ObjectName) -> bytes | None:
         """Read an object; None if there is none."""
+
+    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+        """Read bytes [start, stop) of an object, fewer if it ends before, in one request; None if there is none."""
 
     async def delete(self, names: Sequence[ObjectName]) -> None:
         """Delete objects; it is no error if one does not exist."""

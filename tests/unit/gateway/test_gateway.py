@@ -192,8 +192,7 @@ class World:
     async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
         self.passed_over.append(list(failed))
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
-        if lease_ttl_ms and self.replaced:
-            entry = self.replaced.pop()
+        entry = self.replaced.pop() if lease_ttl_ms and self.replaced else entry
         return ImageRoute(
             ticket=1,
             runner="d",

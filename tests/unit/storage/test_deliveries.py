@@ -38,7 +38,7 @@ class _Tiers:
         self.found = asyncio.Event()
         self.unpinned = 0
 
-    async def pin(self, keys: Any, *, records: Any) -> Any:
+    async def pin(self, keys: Any, *, fetch: bool) -> Any:
         await self.found.wait()
         return SimpleNamespace(copies=[], missing=[])
 

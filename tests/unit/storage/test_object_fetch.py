@@ -124,12 +124,12 @@ async def test_the_index_is_asked_for_the_names_of_objects() -> None:
         return {KEYS[0]: 7}, True
 
     tiers: Any = object.__new__(Tiers)
-    tiers._records = {1: lambda: [_chunk(key).record for key in KEYS[:3]], 2: tuple}
+    known = [_chunk(key).record for key in KEYS[:3]]
     tiers._registry = SimpleNamespace(object_generations=object_generations)
-    assert await tiers._object_generations(KEYS[:2]) == {KEYS[0]: 7, KEYS[1]: 0}
-    assert await tiers._object_generations(KEYS[2:5]) == dict.fromkeys(KEYS[2:5], 0)
+    assert await tiers.object_generations(KEYS[:2], known) == {KEYS[0]: 7, KEYS[1]: 0}
+    assert await tiers.object_generations(KEYS[2:5], known) == dict.fromkeys(KEYS[2:5], 0)
     assert asked == [KEYS[:2], KEYS[2:3]]
-    assert await tiers._object_generations(KEYS[5:6]) == {KEYS[5]: 0} and len(asked) == 2
+    assert await tiers.object_generations(KEYS[5:6], known) == {KEYS[5]: 0} and len(asked) == 2
 
 
 async def test_without_memory_a_fetch_ends_at_once() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire_storage.delivery import batches
-from quire_storage.delivery.batches import Promotions
+from quire_storage.delivery import promotions as module
+from quire_storage.delivery.promotions import Promotions
 
 
 @dataclass
@@ -44,7 +44,7 @@ async def test_copies_of_a_promotion_that_is_being_given_up_are_read_by_themselv
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second delivery had joined it with fewer copies; when it was through, all of them counted as read."""
-    monkeypatch.setattr(batches, "Promotion", _Promotion)
+    monkeypatch.setattr(module, "Promotion", _Promotion)
     tiers, promotions = _Tiers(), Promotions()
     reading: Any = SimpleNamespace(tiers=tiers)
     copies: Any = [SimpleNamespace(number=number) for number in range(4)]

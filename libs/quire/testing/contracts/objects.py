@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.model.chunk_object import write_chunk_object
+from quire.model.chunk_object import header_at_end, write_chunk_object
 
 ObjectTier = Any
 """What `quire.testing.objects.MemoryObjects` does."""
@@ -66,6 +66,17 @@ class ObjectTierContract:
         header = await tier.header((b"k" * 32, 1))
         assert header is not None and len(header) == 4096
         assert await tier.header((b"n" * 32, 1)) is None and await tier.header((b"s" * 32, 1)) is None
+
+    async def test_a_range_is_one_request(self, tier: ObjectTier) -> None:
+        """Fewer bytes where the object ends; with its size, and with its header if the tier has that as metadata."""
+        name, raw = (b"k" * 32, 1), _object(b"k" * 32)
+        await tier.put(name, raw)
+        part = await tier.read(name, 128, 256)
+        assert bytes(part.data) == raw[128:256] and part.size == len(raw)
+        assert part.header is None or part.header == header_at_end(raw)
+        end = await tier.read(name, len(raw) - 10, len(raw) + 10)
+        assert bytes(end.data) == raw[-10:]
+        assert await tier.read((b"n" * 32, 1), 0, 10) is None
 
     async def test_it_says_what_it_is(self, tier: ObjectTier) -> None:
         assert tier.description

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from random import Random
+from typing import Any, Final
 
+from quire.model.chunk_object import ObjectRange
 from quire.model.errors import Unavailable
 from quire.testing.objects import MemoryObjects, Name
 from quire.testing.simulation.loop import SimulatedLoop
 
+_LATE_S: Final = 1.0
+
 
 class SimObjects:
-    """The `ObjectTier` port. `failing`: every request fails; `full`: every PUT does; `latency_s`: bounds.
+    """The `ObjectTier` port. `failing`: every request fails, reads of ranges in several ways; `full`: every PUT does.
+
+    `latency_s`: bounds of the time of a request. `refusal`: raised for too many requests.
 
     `late_s`: if not 0, each PUT and DELETE is executed a second time, up to `late_s` seconds later, as happens when a
     client repeats a request whose first copy is still in flight.
@@ -27,6 +33,8 @@ class SimObjects:
         self.late_s = 0.0
         self.failing = False
         self.full = False
+        self.refusal: type[Unavailable] = Unavailable
+        self._reads = 0
 
     def of(self, key: bytes) -> list[bytes]:
         """Return a chunk's objects of all generations, the newest first."""
@@ -38,6 +46,31 @@ class SimObjects:
     async def get(self, name: Name) -> bytes | None:
         await self.wait()
         return await self._stored.get(name)
+
+    async def read(self, name: Name, start: int, stop: int) -> ObjectRange | None:
+        """Read a range. While the tier fails: an error, a refusal, a late answer, a truncated or a rotten one."""
+        if not self.failing:
+            await self.wait()
+            return await self._stored.read(name, start, stop)
+        await asyncio.sleep(self._loop.random.uniform(*self.latency_s))
+        self._reads += 1
+        dice = Random(f"{name[0].hex()}/{start}/{self._reads}")  # draws of the loop decide about everything else
+        fault = dice.choice(("error", "refusal", "late", "truncated", "rotten"))
+        if fault == "error":
+            raise Unavailable("the object tier fails")
+        if fault == "refusal":
+            raise self.refusal("slow down")
+        if fault == "late":
+            await asyncio.sleep(_LATE_S)
+        part = await self._stored.read(name, start, stop)
+        if part is None or fault == "late":
+            return part
+        data = bytearray(part.data)
+        if fault == "truncated":
+            del data[len(data) // 2 :]
+        elif data:
+            data[dice.randrange(len(data))] ^= 1
+        return ObjectRange(memoryview(bytes(data)), part.size, part.header)
 
     async def delete(self, names: Sequence[Name]) -> None:
         await self._changed(self._stored.delete, names)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.model.chunk_object import header_at_end, object_of_path, object_path, objects_folder
+from quire.model.chunk_object import (
+    ObjectRange,
+    compact_header,
+    header_at_end,
+    object_of_path,
+    object_path,
+    objects_folder,
+)
 from quire_server.objects import open_store
-from quire_storage.errors import ObjectTierFailed
+from quire_storage.errors import ObjectTierFailed, ObjectTierThrottled
 from quire_storage.ports import ObjectName
 
 _TAIL_BYTES = 8192
+_HEADER: Final = "quire-header"
+_HEADER_CHARS_MAX: Final = 1900
+"""S3 takes 2 KiB of metadata."""
+_THROTTLED: Final = re.compile(r"\b(503|429)\b|SlowDown|TooManyRequests")
 
 
 class ObstoreTier:
@@ -23,10 +37,30 @@ class ObstoreTier:
     def __init__(self, url: str, timeout_s: float) -> None:
         self.description = url
         self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL", prune=True)
+        self._reads = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL", attempts=1)
+        self._keeps_metadata = True
 
     async def put(self, name: ObjectName, data: bytes) -> None:
+        """Write an object; its header as metadata, too, so that the first layer and the header are one request."""
+        beside = base64.b64encode(compact_header(header_at_end(data) or b"")).decode()
         async with _translated():
+            if self._keeps_metadata and 0 < len(beside) <= _HEADER_CHARS_MAX:
+                try:
+                    await obstore.put_async(self._store, object_path(*name), data, attributes={_HEADER: beside})
+                    return
+                except NotImplementedError:  # a folder
+                    self._keeps_metadata = False
             await obstore.put_async(self._store, object_path(*name), data)
+
+    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+        async with _translated():
+            try:
+                answer = await obstore.get_async(self._reads, object_path(*name), options={"range": (start, stop)})
+            except (NotFoundError, FileNotFoundError):
+                return None
+            beside = str(answer.attributes.get(_HEADER, ""))
+            header = base64.b64decode(beside) if beside else None
+            return ObjectRange(memoryview(await answer.bytes_async()), answer.meta["size"], header)
 
     async def get(self, name: ObjectName) -> bytes | None:
         async with _translated():
@@ -77,4 +111,5 @@ async def _translated() -> AsyncIterator[None]:
     try:
         yield
     except (BaseError, OSError, ValueError) as error:
-        raise ObjectTierFailed(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from error
+        failure = ObjectTierThrottled if _THROTTLED.search(str(error)) else ObjectTierFailed
+        raise failure(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from error

@@ -26,7 +26,9 @@ from quire.transport import Peer, Stalled
 from quire_server.core.shares import SharedBound
 from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
+from quire_storage.core.pool.slots import Shape
 from quire_storage.delivery.delivery import DeliveryParts, NodeDelivery, delivery_name
+from quire_storage.delivery.object_loads import ObjectChunk
 from quire_storage.delivery.transfers import RETRY_S, Transfers
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.tiers.object_tier import ChunkObjects
@@ -118,10 +120,12 @@ class Deliveries:
         """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
         task, delivery, pinned = None, None, None
         try:
-            pinned = await self._pin(call, keys)
-            if pinned.missing:
-                call = replace(call, ranges=_without(call, frozenset(pinned.missing)))
-            delivery = NodeDelivery(self._parts, call, pinned.copies)
+            pinned, elsewhere = await self._pin(call, keys)
+            if lacking := [key for key in pinned.missing if key not in elsewhere]:
+                call = replace(call, ranges=_without(call, frozenset(lacking)))
+            copies = {copy.chunk.key: copy for copy in pinned.copies}
+            chunks = [copies.get(key) or elsewhere[key] for key in keys if key in copies or key in elsewhere]
+            delivery = NodeDelivery(self._parts, call, chunks)
             task = self._spawn(self._run(delivery, call, pinned), traced=True)
             self._transfers.stop_by((call.delivery_id, call.node_index), delivery.cancel)
         finally:
@@ -137,18 +141,38 @@ class Deliveries:
             if not task.done():
                 delivery.cancel()
 
-    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> PinnedCopies:
-        """Pin all chunks of a prefix, or none; of unchained chunks those that are here, one at least."""
+    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> tuple[PinnedCopies, dict[bytes, ObjectChunk]]:
+        """Pin all chunks of a prefix, or none; of unchained chunks those that are here, one at least.
+
+        Returns the chunks that the object tier has, too, by key.
+        """
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
-            pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
-        if not pinned.missing:
-            return pinned
+            pinned = await self._tiers.pin(list(keys), fetch=False)
+            try:
+                elsewhere = await self._in_object_tier(call, pinned.missing)
+            except BaseException:
+                self._tiers.unpin(pinned)
+                raise
+        lacking = [key for key in pinned.missing if key not in elsewhere]
+        if not lacking:
+            return pinned, elsewhere
         self._deny(call)
-        if call.unchained and pinned.copies:
-            return pinned
+        if call.unchained and (pinned.copies or elsewhere):
+            return pinned, elsewhere
         self._tiers.unpin(pinned)
-        index = list(keys).index(pinned.missing[0])
-        raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
+        index = list(keys).index(lacking[0])
+        raise ChunkMissing(f"chunk {index} of those asked for, key {lacking[0].hex()}", field="chunk_keys")
+
+    async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
+        """Return the chunks that the object tier has, as far as is known."""
+        objects, descriptor = self._tiers.objects, call.descriptor
+        if objects is None or not keys:
+            return {}
+        generations = await self._tiers.object_generations(keys, _records_of(call))
+        unlisted = [key for key, generation in generations.items() if not generation]
+        absent = await objects.look_for(unlisted)
+        shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
+        return {key: ObjectChunk(key, at, shape) for key, at in generations.items() if key not in absent}
 
     def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""
@@ -184,6 +208,8 @@ class Deliveries:
                 self._tiers.unpin(pinned)
             else:
                 self._spawn(self._linger(delivery, call, pinned))
+        if outcome.error_code and self._tiers.objects is not None:
+            self._deny(call)
         if outcome.bytes_moved:
             self._on_read(call.descriptor.keys, call.ranges, call.descriptor.num_layers * call.descriptor.slice_bytes)
         self.delivered_bytes += outcome.bytes_moved

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,9 +30,11 @@ from quire.transport.messages import ALL_LAYERS, encode_message
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Copy
 from quire_storage.core.plan import check_shapes, choose_order
-from quire_storage.delivery.batches import Batches, Promotions, Reading, ReadyBatch
+from quire_storage.delivery.batches import Batches, ReadyBatch
 from quire_storage.delivery.fair_queue import Lane, Wire, WireQueue
 from quire_storage.delivery.layer_trace import LayerTrace
+from quire_storage.delivery.object_loads import ObjectChunk
+from quire_storage.delivery.promotions import Promotions, Reading
 from quire_storage.delivery.rates import Allowance, Rates
 from quire_storage.ports import AdmissionRequest, Clock
 
@@ -72,17 +74,18 @@ class NodeDelivery:
         self,
         parts: DeliveryParts,
         call: DeliverOrder,
-        copies: list[Copy],
+        chunks: Sequence[Copy | ObjectChunk],
     ) -> None:
         self._parts = parts
         self._call = call
         self._tenant, self._urgency = call.tenant, call.urgency
         self._name = delivery_name(parts.config.node_id, call.delivery_id, call.node_index)
-        self._copies = copies
+        self._chunks = chunks
+        self._failed: dict[int, QuireError] = {}
         self.settled = True
         self.peer: Peer | None = None
-        check_shapes(call.descriptor, copies)
-        self._layer_bytes = len(copies) * call.descriptor.slice_bytes
+        check_shapes(call.descriptor, [chunk for chunk in chunks if isinstance(chunk, Copy)])
+        self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
         self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, parts.theta_bytes())
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
@@ -118,7 +121,7 @@ class NodeDelivery:
     async def run(self) -> NodeOutcome:
         """Deliver. Raises `TargetInvalid` before the first byte; afterwards every failure is in the outcome."""
         attributes: dict[str, str | int] = {
-            "quire.chunks": len(self._copies),
+            "quire.chunks": len(self._chunks),
             "quire.bytes": self._call.descriptor.num_layers * self._layer_bytes,
             "quire.order": self._order.name,
         }
@@ -139,9 +142,10 @@ class NodeDelivery:
                 parts.promotions,
                 call.descriptor,
                 call.ranges,
-                self._copies,
+                self._chunks,
                 copied=memory is not None,
                 tenant=self._tenant.tenant,
+                needed_s=self._urgency.needed_s if self._urgency.is_known else None,
             )
         except BaseException:
             remote.close()
@@ -152,8 +156,10 @@ class NodeDelivery:
         try:
             stream = peer.stream(parts.region, remote, self._tenant.tenant)
             failure = await self._attempt(stream, memory, peer, batches, span)
+            self._failed = batches.failed()
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
-                self.settled = await self._quiesce(stream, peer, complete=failure is None)
+                complete = failure is None and not self._failed
+                self.settled = await self._quiesce(stream, peer, complete=complete)
         finally:
             if self.settled:
                 remote.close()
@@ -281,11 +287,12 @@ class NodeDelivery:
                     self._layers_sent = layer + 1
                     ended = trace.end()
                     if layerwise:
-                        self._announce(stream, layer, span, ended)
                         self._count_layer()
+                    if layerwise and not batches.failed():
+                        self._announce(stream, layer, span, ended)
                     elif ended is not None:
                         stream.announce(b"", ended)
-            if not layerwise:
+            if not layerwise and not batches.failed():
                 self._announce(stream, ALL_LAYERS, span)
             with tracer().start_as_current_span(names.STORAGE_DRAIN):
                 await stream.drain(self._parts.config.transfer_timeout_s)
@@ -406,10 +413,13 @@ class NodeDelivery:
 
     def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
         allowance = self._allowance
+        delivered = bytes(failure is None and at not in self._failed for at in range(len(self._chunks)))
+        if failure is None and self._failed:
+            failure = next(iter(self._failed.values()))
         return NodeOutcome(
             self._parts.config.node_id,
             self._call.ranges,
-            bytes([failure is None]) * len(self._copies),
+            delivered,
             stream.bytes_posted,
             self._order,
             allowance.rate_bytes_per_s if allowance else 0,

@@ -28,7 +28,8 @@ class Arena:
         self.block_bytes = block_bytes
         self._slot_bytes = self.slots.capacity_bytes
         count = max(2, staging_bytes // block_bytes)
-        self._size = self._slot_bytes + count * block_bytes
+        self.staging_bytes = count * block_bytes
+        self._size = self._slot_bytes + self.staging_bytes
         self._free = [self._slot_bytes + index * block_bytes for index in range(count)]
         self._taken: defaultdict[bytes, int] = defaultdict(int)
         self._blocks = count

@@ -9,20 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.chunk_object import read_chunk_object, record_of, sound_header, write_chunk_object
+from quire.model.chunk_object import (
+    header_at_end,
+    object_bytes,
+    read_chunk_object,
+    record_of,
+    sound_header,
+    write_chunk_object,
+)
 from quire.model.durability import Durability
-from quire.model.errors import CorruptData, DeadlineExceeded, QuireError
+from quire.model.errors import ChunkMissing, CorruptData, DeadlineExceeded, QuireError
 from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk, Header
-from quire_storage.core.pool.format import pack_header, unpack_header
+from quire_storage.core.pool.format import header_bytes, pack_header, unpack_header
+from quire_storage.core.pool.slots import Shape
 from quire_storage.ports import Clock, ObjectName, ObjectTier
+from quire_storage.tiers.object_reads import ObjectReads
 
 Bytes = npt.NDArray[np.uint8]
 _AT_ONCE: Final = 8
@@ -31,14 +42,25 @@ _ABSENT_MAX: Final = 65_536
 _LISTED_AT_ONCE: Final = 32
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkStart:
+    """A chunk in the object tier, and its first layers, one after the other, not verified."""
+
+    name: ObjectName
+    chunk: Chunk
+    data: memoryview
+
+
 class ChunkObjects:
     """The object tier with chunks as its objects."""
 
     def __init__(self, tier: ObjectTier, clock: Clock, timeout_s: float) -> None:
         self._tier = tier
+        self.reads = ObjectReads(tier, clock, timeout_s)
         self._clock = clock
         self._timeout_s = timeout_s
         self._absent: OrderedDict[bytes, None] = OrderedDict()
+        self._headers_beside = True  # as far as the last object shows
 
     @property
     def description(self) -> str:
@@ -92,9 +114,7 @@ class ChunkObjects:
             logger().warning("the object tier cannot be read", error=str(error))
             return None
         if chunk is None:
-            self._absent[key] = None
-            while len(self._absent) > _ABSENT_MAX:
-                self._absent.popitem(last=False)
+            self._note_absent(key)
         return chunk
 
     async def _search(self, key: bytes, skip: int | None) -> tuple[Header, Bytes] | None:
@@ -112,9 +132,90 @@ class ChunkObjects:
             return None
         return chunk
 
+    async def begin(self, name: ObjectName, shape: Shape, stop_layer: int, tenant: str, due_s: float) -> ChunkStart:
+        """Read the header of a chunk and its layers before `stop_layer`, without verifying them.
+
+        One request where the header is in the object's metadata, else two. If that object is not sound, the key's
+        other objects are tried.
+
+        Args:
+            name: Of the object; generation 0 if unknown.
+            shape: Of the chunk, as the reader wants it.
+            stop_layer: Behind the last layer that is wanted.
+            tenant: Whose turn the request takes.
+            due_s: When the layers are needed.
+
+        Raises:
+            ChunkMissing: There is no such object, or only unsound ones.
+            ObjectTierFailed: The tier does not answer, or refuses.
+        """
+        self._absent.pop(name[0], None)
+        names = [name] if name[1] else []
+        for attempt in range(2):
+            for each in names:
+                if (start := await self._begin(each, shape, stop_layer, tenant, due_s)) is not None:
+                    return start
+            if attempt == 0:
+                generations = [*await self._tier.generations(name[0]), 0]
+                names = [(name[0], generation) for generation in generations if generation != (name[1] or None)]
+        self._note_absent(name[0])
+        raise ChunkMissing(f"the object tier has no sound object of {name[0].hex()}", field="chunk_keys")
+
+    async def _begin(
+        self, name: ObjectName, shape: Shape, stop_layer: int, tenant: str, due_s: float
+    ) -> ChunkStart | None:
+        read = partial(self.reads.read, name, tenant=tenant, due_s=due_s)
+        end = shape.num_layers * shape.slice_bytes
+        whole = object_bytes(shape.num_layers, shape.slice_bytes, header_bytes(shape.num_layers))
+        tail = None
+        if self._headers_beside:
+            part = await read(0, stop_layer * shape.slice_bytes)
+        else:
+            part, tail = await asyncio.gather(read(0, stop_layer * shape.slice_bytes), read(end, whole))
+        if part is None or part.size != whole:
+            return None
+        self._headers_beside = part.header is not None
+        raw = part.header
+        if raw is None:
+            tail = tail or await read(end, whole)
+            raw = header_at_end(bytes(tail.data)) if tail is not None else None
+        if raw is None or sound_header(raw) is None:
+            logger().error("an object has no sound header", key=name[0].hex(), generation=name[1])
+            return None
+        chunk = unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk
+        if chunk.key != name[0] or chunk.shape != shape or len(part.data) != stop_layer * shape.slice_bytes:
+            logger().error("an object is not the chunk of its name", key=name[0].hex(), generation=name[1])
+            return None
+        return ChunkStart(name, chunk, part.data)
+
+    async def layers(self, name: ObjectName, shape: Shape, *, run: range, tenant: str, due_s: float) -> memoryview:
+        """Read a run of layers of a chunk, not verified. Raises `ChunkMissing`, `ObjectTierFailed`."""
+        size = shape.slice_bytes
+        part = await self.reads.read(name, run.start * size, run.stop * size, tenant=tenant, due_s=due_s)
+        if part is None or len(part.data) != len(run) * size:
+            raise ChunkMissing(f"an object of {name[0].hex()} is missing, or truncated", field="chunk_keys")
+        return part.data
+
+    def _note_absent(self, key: bytes) -> None:
+        self._absent[key] = None
+        while len(self._absent) > _ABSENT_MAX:
+            self._absent.popitem(last=False)
+
     async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Return which of `keys` have no object now. Raises the tier's errors."""
         return {key for key in keys if not await self._has_object(key)}
+
+    async def look_for(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Return which of `keys` have no object now, and count these as found absent; all, without an answer."""
+        keys = list(keys)
+        try:
+            absent = await self.still_absent(keys)
+        except QuireError as error:
+            logger().warning("the object tier cannot be read", error=str(error))
+            return set(keys)
+        for key in absent:
+            self._note_absent(key)
+        return absent
 
     async def _has_object(self, key: bytes) -> bool:
         for generation in [*await self._tier.generations(key), 0]:

@@ -204,6 +204,22 @@ class Tiers:
             unsettled = slots is not None and slots.unsettled
             self._executor.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
 
+    def reserve_now(self, shape: Shape, count: int) -> Slots | None:
+        """Slots of memory for chunks of the object tier, if there are any now. End it by `end_load`."""
+        ticket = self._executor.ticket()
+        try:
+            offsets = self._executor.answered_at_once(ticket, ev.Reserved(ticket, shape, count, patient=False))
+        except PoolFull:
+            return None
+        stride = self.arena.slots.layer_stride(shape)
+        return Slots(ticket, shape, np.array(offsets, dtype=np.int64), stride)
+
+    def end_load(self, slots: Slots, read: Sequence[tuple[int, Chunk]]) -> None:
+        """Keep the chunks that were `read` whole into their slots, by position; the other slots are free."""
+        for at, chunk in read:
+            self._executor.post(ev.Fetched(chunk, Durability.OBJECT, slots.ticket, int(slots.offsets[at])))
+        self._executor.post(ev.ReservationEnded(slots.ticket))
+
     def check_shape(self, shape: Shape) -> None:
         """Check a shape. Raises `LayoutInvalid` for chunks that this node cannot hold."""
         self.arena.check(shape)
@@ -330,7 +346,8 @@ class Tiers:
         assert self.objects is not None, "the machine knows that there is an object tier"
         remaining = dict.fromkeys(keys)
         try:
-            async for header, payload in self.objects.fetch(await self._object_generations(keys)):
+            records = [record for pinned in list(self._records.values()) for record in pinned()]
+            async for header, payload in self.objects.fetch(await self.object_generations(keys, records)):
                 async with self.reserved(header.chunk.shape, 1) as slots:
                     self.lay(slots, 0, payload)
                     fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
@@ -342,10 +359,13 @@ class Tiers:
             for key in remaining:
                 self._executor.post(ev.FetchFailed(key))
 
-    async def _object_generations(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown."""
+    async def object_generations(self, keys: Sequence[bytes], known: Sequence[ChunkRecord]) -> dict[bytes, int]:
+        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown.
+
+        `known`: index records; keys without one are not looked up.
+        """
         generations = dict.fromkeys(keys, 0)
-        by_key = {record.key: record for pinned in list(self._records.values()) for record in pinned()}
+        by_key = {record.key: record for record in known}
         records = [record for key, record in by_key.items() if key in generations]
         if records:
             try:

@@ -22,11 +22,15 @@ from quire_storage.core.pool.slots import Shape
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A transfer wants `count` slots of memory. Completes with their offsets, or fails with `PoolFull`."""
+    """A transfer wants `count` slots of memory. Completes with their offsets, or fails with `PoolFull`.
+
+    `patient`: it waits for them; else it fails at once where there are none.
+    """
 
     ticket: int
     shape: Shape
     count: int
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,20 +32,27 @@ class SlotReservations:
     def reserved(self, event: ev.Reserved) -> None:
         """Queue a transfer for slots; refuse more than there are."""
         slots = self._copies.ledger.slots
-        if event.count * event.shape.slot_bytes > slots.capacity_bytes:
+        exceeds = event.count * event.shape.slot_bytes > slots.capacity_bytes
+        is_possible = event.patient or (not self.waiting and self.clear(event.shape, event.count))
+        if exceeds or not is_possible:
             message = f"no memory for {event.count} chunks of {event.shape.bytes} bytes ({slots.used_bytes} in use)"
             self._copies.out.append(ev.Fail(event.ticket, PoolFull(message)))
-        else:
+        elif event.patient:
             self.waiting[event.ticket] = event
+        else:
+            self._take(event)
+
+    def _take(self, event: ev.Reserved) -> None:
+        offsets = self._copies.ledger.take(event.shape, event.count, event.ticket)
+        self.transfers[event.ticket] = set(offsets)
+        self._copies.out.append(ev.Complete(event.ticket, offsets))
 
     def serve(self) -> None:
         """Rule: give slots to the transfers that wait, as far as there are any."""
         for ticket, reserved in list(self.waiting.items()):
             if self.clear(reserved.shape, reserved.count):
                 del self.waiting[ticket]
-                offsets = self._copies.ledger.take(reserved.shape, reserved.count, ticket)
-                self.transfers[ticket] = set(offsets)
-                self._copies.out.append(ev.Complete(ticket, offsets))
+                self._take(reserved)
 
     def ended(self, event: ev.ReservationEnded) -> None:
         """Free the slots of a transfer that no copy has taken over."""

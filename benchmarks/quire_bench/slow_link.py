@@ -1,0 +1,60 @@
+"""A relay in front of a server on this machine, which holds each request back for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+_PART_BYTES: Final = 1 << 20
+
+
+class SlowLink:
+    """Holds what clients send back by `delay_s`; answers pass at once. In a thread of its own.
+
+    `address`: of the relay; of the server itself without a delay.
+    """
+
+    def __init__(self, endpoint: str, delay_s: float) -> None:
+        self.address = endpoint
+        self._endpoint = urlsplit(endpoint)
+        self._delay_s = delay_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._delay_s:
+            self._thread.start()
+            port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+            self.address = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._delay_s:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._pass(reader, up_writer, self._delay_s), self._pass(up_reader, writer, 0.0))
+
+    @staticmethod
+    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+        try:
+            while part := await reader.read(_PART_BYTES):
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+                writer.write(part)
+                await writer.drain()
+        finally:
+            writer.close()

@@ -1,0 +1,319 @@
+"""Loads of chunks that are in the object tier alone, by runs of layers.
+
+A load is a group of chunks. Its layers arrive in order, each of all its chunks at once, verified. It reads into slots
+that the chunks keep, if there is memory for them: then deliveries that want the same chunks share the load, and whoever
+comes later joins at the layer that it has reached. Otherwise bytes stay where the answers left them until a delivery
+copies them to its staging block, and no more than two runs of layers are here at a time.
+
+A chunk that fails costs only itself: its bytes are zeros from that layer on, and deliveries say so at their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from quire.model.errors import ChunkMissing, CorruptData, QuireError
+from quire.telemetry import logger, names, tracer
+from quire.transport.fair_threads import FairThreads
+from quire_storage.core.checksums import row_checksums
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.object_reads import layer_ranges
+from quire_storage.core.pool.slots import Shape
+from quire_storage.ports import Clock
+from quire_storage.tiers.object_tier import ChunkObjects, ChunkStart
+from quire_storage.tiers.tiers import Slots, Tiers
+
+Bytes = npt.NDArray[np.uint8]
+Copies = Callable[[Chunk], AsyncIterator[Bytes]]
+_GROUP_MAX: Final = 64
+_RUNS_AHEAD: Final = 2
+_SHARE_MAX: Final = 0.5
+"""Of memory, for one delivery: more would push out what it has just brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChunk:
+    """A chunk of the object tier. `generation`: of the index entry that lists its object; 0 if unknown."""
+
+    key: bytes
+    generation: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadParts:
+    """Parts that all loads of a node share. `copies`: offers a chunk's bytes as others have them."""
+
+    tiers: Tiers
+    objects: ChunkObjects
+    threads: FairThreads
+    clock: Clock
+    copies: Copies
+
+
+class ObjectLoad:
+    """Reads a group of chunks of one shape. `layer` waits for a layer; `failed` has the chunks without sound bytes.
+
+    `slots`: where the chunks go; None for a load whose layers are taken by `take`. `layers_max`: of a run.
+    """
+
+    def __init__(
+        self,
+        parts: LoadParts,
+        chunks: Sequence[ObjectChunk],
+        slots: Slots | None,
+        tenant: str,
+        needed_s: Callable[[int], float] | None,
+        layers_max: int,
+    ) -> None:
+        self._parts = parts
+        self._chunks = chunks
+        self.slots = slots
+        self._tenant = tenant
+        self._needed_s = needed_s
+        self._began_s = parts.clock.monotonic_s()
+        self.shape = chunks[0].shape
+        self._runs = layer_ranges(
+            self.shape.num_layers,
+            len(chunks) * self.shape.slice_bytes,
+            len(chunks),
+            parts.objects.reads.speed,
+            needed_s=needed_s,
+            layers_max=layers_max,
+        )
+        self._run_of = [number for number, run in enumerate(self._runs) for _ in run]
+        self._starts: list[ChunkStart | None] = [None] * len(chunks)
+        self._reading: list[asyncio.Task[None]] = []
+        self._held: dict[int, list[memoryview | None]] = {}
+        self._taken: Counter[int] = Counter()
+        self._jobs: set[Future[Any]] = set()
+        self.failed: dict[int, QuireError] = {}
+        self.users = 0
+        if slots is not None:
+            self._extend(1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every layer of it was read."""
+        return len(self._reading) == len(self._runs) and all(
+            task.done() and not task.cancelled() and task.exception() is None for task in self._reading
+        )
+
+    def complete_chunks(self) -> list[tuple[int, Chunk]]:
+        """Return the chunks that were read whole, with their positions, once it is complete."""
+        starts = enumerate(self._starts)
+        return [(at, start.chunk) for at, start in starts if start is not None and at not in self.failed]
+
+    async def layer(self, layer: int) -> None:
+        """Wait until a layer of all chunks that have not failed is here, verified."""
+        run = self._run_of[layer]
+        self._extend(run)
+        await asyncio.shield(self._reading[run])
+
+    async def take(self, layer: int, first: int, count: int, base: int, stride: int) -> None:
+        """Copy a layer of `count` chunks from `first` on to `base` of the arena, `stride` apart. Once for each."""
+        pieces = self._held[layer]
+        await self._job(partial(self._copy_out, pieces, first, count, base, stride))
+        pieces[first : first + count] = [None] * count
+        self._taken[layer] += count
+        if self._taken[layer] == len(pieces):
+            del self._held[layer]
+
+    async def settle(self) -> None:
+        """Stop; return when nothing writes to its slots."""
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+        await asyncio.gather(*map(asyncio.wrap_future, self._jobs), return_exceptions=True)
+        self._jobs.clear()
+        self._held.clear()
+
+    # ----
+
+    def _extend(self, run: int) -> None:
+        """Begin the runs of layers up to one, if they have not begun."""
+        for number in range(len(self._reading), min(len(self._runs), run + 1)):
+            task = asyncio.create_task(self._read(number))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._reading.append(task)
+
+    async def _read(self, number: int) -> None:
+        run = self._runs[number]
+        due_s = self._began_s + (self._needed_s(run.start) if self._needed_s is not None else 1e-3 * run.start)
+        attributes = {"quire.layer": run.start, "quire.layers": len(run)}
+        with tracer().start_as_current_span(names.STORAGE_OBJECT_READ, attributes=attributes):
+            read = self._start if number == 0 else self._more
+            parts = await asyncio.gather(*(read(at, run, due_s) for at in range(len(self._chunks))))
+        unsound = await self._job(partial(self._place, run, parts))
+        for at, layer in unsound:
+            await self._heal(at, layer, run, parts)
+        if self.slots is None:
+            for offset, layer in enumerate(run):
+                self._held[layer] = [self._slice(part, offset) for part in parts]
+        else:
+            self._extend(number + _RUNS_AHEAD)
+
+    async def _start(self, at: int, run: range, due_s: float) -> memoryview | None:
+        chunk = self._chunks[at]
+        name = (chunk.key, chunk.generation)
+        try:
+            start = await self._parts.objects.begin(name, chunk.shape, run.stop, self._tenant, due_s)
+        except QuireError as error:
+            self._fail(at, error)
+            return None
+        self._starts[at] = start
+        return start.data
+
+    async def _more(self, at: int, run: range, due_s: float) -> memoryview | None:
+        """Read later layers of a chunk; concurrently with its first ones, if the name of its object is known."""
+        chunk, read = self._chunks[at], partial(self._parts.objects.layers, run=run, tenant=self._tenant, due_s=due_s)
+        early, name = None, (chunk.key, chunk.generation)
+        try:
+            if self._starts[at] is None and chunk.generation and at not in self.failed:
+                with contextlib.suppress(ChunkMissing):  # the start may come from another object
+                    early = await read(name, chunk.shape)
+            await asyncio.shield(self._reading[0])
+            start = self._starts[at]
+            if start is None or at in self.failed:
+                return None
+            return early if early is not None and start.name == name else await read(start.name, chunk.shape)
+        except QuireError as error:
+            logger().warning("the object tier lost a chunk while it was read", error=str(error))
+            self._fail(at, error)
+            return None
+
+    def _fail(self, at: int, error: QuireError) -> None:
+        self.failed.setdefault(at, error)
+
+    def _place(self, run: range, parts: list[memoryview | None]) -> list[tuple[int, int]]:
+        """Verify layers, and copy them to their slots. For a thread.
+
+        Returns the chunks that have an unsound layer, with the first such layer of each. The bytes of chunks that have
+        failed are zeros: what another tenant left there is not to be sent.
+        """
+        size, arena, unsound = self.shape.slice_bytes, self._parts.tiers.arena.view, []
+        for at, part in enumerate(parts):
+            start = self._starts[at]
+            sums = start.chunk.checksums if start is not None else None
+            for offset, layer in enumerate(run):
+                piece = self._slice(part, offset)
+                if piece is not None and sums is not None and crc32(piece) != sums[layer]:
+                    unsound.append((at, layer))
+                    break
+                if self.slots is not None:
+                    to = int(self.slots.offsets[at]) + layer * self.slots.layer_stride
+                    arena[to : to + size] = np.frombuffer(piece, dtype=np.uint8) if piece is not None else 0
+        return unsound
+
+    async def _heal(self, at: int, layer: int, run: range, parts: list[memoryview | None]) -> None:
+        """Read a chunk from another node, or another object, from an unsound layer on; it fails where there is none."""
+        start = self._starts[at]
+        assert start is not None, "it has a header"
+        async for payload in self._parts.copies(start.chunk):
+            if np.array_equal(row_checksums(payload), start.chunk.checksums):
+                parts[at] = memoryview(payload[run.start : run.stop].tobytes())
+                break
+        else:
+            parts[at] = None
+            self._fail(at, CorruptData(f"layer {layer} of {start.chunk.key.hex()} has no sound bytes anywhere"))
+        await self._job(partial(self._place_one, at, run, parts[at]))
+
+    def _place_one(self, at: int, run: range, part: memoryview | None) -> None:
+        size, arena = self.shape.slice_bytes, self._parts.tiers.arena.view
+        if self.slots is None:
+            return
+        for offset, layer in enumerate(run):
+            piece = self._slice(part, offset)
+            to = int(self.slots.offsets[at]) + layer * self.slots.layer_stride
+            arena[to : to + size] = np.frombuffer(piece, dtype=np.uint8) if piece is not None else 0
+
+    def _copy_out(self, pieces: Sequence[memoryview | None], first: int, count: int, base: int, stride: int) -> None:
+        size, arena = self.shape.slice_bytes, self._parts.tiers.arena.view
+        for offset, piece in enumerate(pieces[first : first + count]):
+            to = base + offset * stride
+            arena[to : to + size] = np.frombuffer(piece, dtype=np.uint8) if piece is not None else 0
+
+    def _slice(self, part: memoryview | None, offset: int) -> memoryview | None:
+        size = self.shape.slice_bytes
+        return part[offset * size : (offset + 1) * size] if part is not None else None
+
+    async def _job(self, work: Callable[[], Any]) -> Any:
+        """Run work in a thread; `settle` waits for it, whatever becomes of the caller."""
+        job = self._parts.threads.submit(self._tenant, work)
+        self._jobs.add(job)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            if job.done():
+                self._jobs.discard(job)
+
+
+class ObjectLoads:
+    """Loads under way at this node."""
+
+    def __init__(self, parts: LoadParts) -> None:
+        self._parts = parts
+        self._running: dict[bytes, tuple[ObjectLoad, int]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def join(
+        self, chunks: Sequence[ObjectChunk], tenant: str, needed_s: Callable[[int], float] | None
+    ) -> list[tuple[ObjectLoad, int]]:
+        """Join loads, or begin them; returns for each chunk its load and its position there.
+
+        `leave` each of the loads once.
+        """
+        places = dict[bytes, tuple[ObjectLoad, int]]()
+        for chunk in chunks:
+            running = self._running.get(chunk.key)
+            if running is not None and running[0].shape == chunk.shape:
+                places[chunk.key] = running
+        unread = [chunk for chunk in chunks if chunk.key not in places]
+        arena = self._parts.tiers.arena
+        room = int(_SHARE_MAX * arena.slots.capacity_bytes)
+        group_max = max(1, min(_GROUP_MAX, arena.block_bytes // chunks[0].shape.slice_room))
+        for first in range(0, len(unread), group_max):
+            group = unread[first : first + group_max]
+            size = len(group) * group[0].shape.slot_bytes
+            slots = self._parts.tiers.reserve_now(group[0].shape, len(group)) if size <= room else None
+            room -= size
+            layer_bytes = len(unread) * group[0].shape.slice_room
+            layers_max = group[0].shape.num_layers if slots is not None else max(1, arena.staging_bytes // layer_bytes)
+            load = ObjectLoad(self._parts, group, slots, tenant, needed_s, layers_max)
+            for at, chunk in enumerate(group):
+                places[chunk.key] = (load, at)
+                if slots is not None:
+                    self._running[chunk.key] = (load, at)
+        for load in {id(load): load for load, _ in places.values()}.values():
+            load.users += 1
+        return [places[chunk.key] for chunk in chunks]
+
+    async def leave(self, load: ObjectLoad) -> None:
+        """A delivery needs a load no more. Goes on to its end when its caller is cancelled."""
+        load.users -= 1
+        if load.users:
+            return
+        leaving = asyncio.create_task(self._end(load))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        await asyncio.shield(leaving)
+
+    async def _end(self, load: ObjectLoad) -> None:
+        """Keep the chunks of a load in memory if all layers were read; free its slots otherwise."""
+        for key in [key for key, (running, _) in self._running.items() if running is load]:
+            del self._running[key]
+        read = load.complete_chunks() if load.complete else []
+        await load.settle()
+        if load.slots is not None:
+            self._parts.tiers.end_load(load.slots, read)

@@ -1,0 +1,187 @@
+"""How the object tier is read: runs of layers, requests at a time, requests sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire.model.chunk_object import ObjectRange
+from quire.model.errors import Unavailable
+from quire_server.clock import SystemClock
+from quire_storage.core.object_reads import Hedging, RequestWindow, TierSpeed, layer_ranges
+from quire_storage.errors import ObjectTierFailed, ObjectTierThrottled
+from quire_storage.ports import ObjectName
+from quire_storage.tiers.object_reads import ObjectReads
+
+_NAME = (b"k" * 32, 7)
+_FAST, _FAR = TierSpeed(0.0001, 1e9, 16), TierSpeed(0.03, 1e9, 16)
+
+
+def _bounds(runs: list[range]) -> list[tuple[int, int]]:
+    return [(run.start, run.stop) for run in runs]
+
+
+def test_the_first_layer_comes_alone_and_runs_grow() -> None:
+    runs = layer_ranges(32, 4 << 20, 64, _FAST)
+    assert _bounds(runs) == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32)], "log2(L) + 1 requests a chunk"
+    assert _bounds(layer_ranges(5, 4 << 20, 1, _FAST)) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+
+
+def test_a_chunk_that_takes_no_longer_than_an_answer_is_read_at_once() -> None:
+    assert _bounds(layer_ranges(32, 64 << 10, 1, _FAR)) == [(0, 32)]
+    assert _bounds(layer_ranges(1, 1 << 30, 1, _FAST)) == [(0, 1)], "a latent record"
+
+
+def test_runs_grow_faster_where_there_is_time() -> None:
+    """A window of a second for each layer: all of the rest comes before the second layer is needed."""
+    slow = layer_ranges(32, 4 << 20, 64, _FAST, needed_s=lambda layer: 1.0 * layer)
+    assert _bounds(slow) == [(0, 1), (1, 32)]
+    hurried = layer_ranges(32, 4 << 20, 64, _FAST, needed_s=lambda layer: 0.001 * layer)
+    assert _bounds(hurried) == _bounds(layer_ranges(32, 4 << 20, 64, _FAST)), "no time to lose"
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_runs_are_bounded_where_their_bytes_have_no_slots(most: int) -> None:
+    runs = layer_ranges(10, 1, 1, _FAR, layers_max=most)
+    assert [layer for run in runs for layer in run] == list(range(10)) and max(map(len, runs)) == most
+
+
+class _Link:
+    """Answers take `latency_s`, and are served at `at_once` at a time, each for `service_s`."""
+
+    def __init__(self, latency_s: float, service_s: float, at_once: int) -> None:
+        self._latency_s, self._service_s, self._at_once = latency_s, service_s, at_once
+
+    def answers(self, window: RequestWindow, count: int) -> None:
+        now_s, servers, ends = 0.0, [0.0] * self._at_once, list[tuple[float, float]]()
+        for _ in range(count):
+            while len(ends) >= window.limit:
+                end_s, began_s = ends.pop(0)
+                now_s = max(now_s, end_s)
+                window.ended(1 << 16, end_s - began_s, now_s)
+            server = min(range(self._at_once), key=servers.__getitem__)
+            servers[server] = max(servers[server], now_s) + self._service_s
+            ends.append((servers[server] + self._latency_s, now_s))
+            ends.sort()
+
+
+@pytest.mark.parametrize(
+    ("link", "least", "most"),
+    [
+        (_Link(0.0, 0.004, 4), 2, 16),  # four at a time are all that it bears
+        (_Link(0.030, 0.001, 4), 60, 256),  # 30 ms away, 4,000 a second: 124 are in flight
+        (_Link(0.010, 0.001, 1), 6, 40),  # 10 ms away, 1,000 a second: eleven
+    ],
+)
+def test_as_many_requests_as_the_tier_bears(link: _Link, least: int, most: int) -> None:
+    window = RequestWindow()
+    link.answers(window, 20_000)
+    assert least <= window.limit <= most
+    assert window.speed.at_once == window.limit and window.speed.bytes_per_s > 0
+
+
+def test_a_refusal_halves_the_number() -> None:
+    window = RequestWindow(first=40)
+    window.throttled()
+    assert window.limit == 20
+    for _ in range(10):
+        window.throttled()
+    assert window.limit == 2
+
+
+def test_one_in_twenty_requests_is_sent_twice() -> None:
+    hedging = Hedging()
+    assert hedging.after_s(1000) is None, "nothing is known yet"
+    for took_ms in range(1, 201):
+        hedging.began()
+        hedging.ended(1000, took_ms / 1e3)
+    late_s = hedging.after_s(1000)
+    assert late_s is not None and 0.18 <= late_s <= 0.2
+    assert hedging.after_s(1 << 20) is None, "larger ones take longer"
+    assert sum(hedging.take() for _ in range(100)) == 8, "what 160 requests at the most have saved up"
+    for _ in range(100):
+        hedging.began()
+    assert sum(hedging.take() for _ in range(100)) == 5
+
+
+class _Tier:
+    """Answers by `answer(number of the request)`: an error, or seconds."""
+
+    def __init__(self, answer: Callable[[int], Exception | float]) -> None:
+        self._answer = answer
+        self.asked = self.cancelled = self.in_flight = self.most = 0
+        self.starts: list[int] = []
+
+    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+        self.asked += 1
+        self.starts.append(start)
+        answer = self._answer(self.asked)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            await asyncio.sleep(answer if isinstance(answer, float) else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1
+        if isinstance(answer, Exception):
+            raise answer
+        return ObjectRange(memoryview(bytes(stop - start)), 1 << 20)
+
+
+def _reads(answer: Callable[[int], Exception | float], timeout_s: float = 20.0) -> tuple[ObjectReads, Any]:
+    tier: Any = _Tier(answer)
+    return ObjectReads(tier, SystemClock(), timeout_s), tier
+
+
+async def test_a_late_answer_is_asked_for_again_and_the_loser_cancelled() -> None:
+    reads, tier = _reads(lambda number: 30.0 if number == 65 else 0.001)
+    for _ in range(64):
+        await reads.read(_NAME, 0, 100)
+    part = await reads.read(_NAME, 0, 100)
+    assert part is not None and len(part.data) == 100
+    await asyncio.sleep(0)
+    assert (tier.asked, tier.cancelled) == (66, 1)
+
+
+async def test_a_refusal_is_repeated_and_an_error_in_the_end_raised() -> None:
+    reads, tier = _reads(lambda number: ObjectTierThrottled("503") if number < 3 else 0.0)
+    assert await reads.read(_NAME, 0, 8) is not None and tier.asked == 3
+    assert reads.speed.at_once == 8, "two refusals"
+    reads, tier = _reads(lambda _: Unavailable("away"))
+    with pytest.raises(Unavailable, match="away"):
+        await reads.read(_NAME, 0, 8)
+    assert tier.asked == 4
+    reads, tier = _reads(lambda _: 60.0, timeout_s=0.05)
+    with pytest.raises(ObjectTierFailed, match=r"within 0\.05 s"):
+        await reads.read(_NAME, 0, 8)
+    await asyncio.sleep(0)
+    assert tier.in_flight == 0
+
+
+async def test_what_is_needed_first_is_read_first_and_tenants_take_turns() -> None:
+    reads, tier = _reads(lambda _: 0.01)
+    reads._window = RequestWindow(first=8)
+    many = [asyncio.create_task(reads.read(_NAME, at, 999, tenant="many", due_s=50.0 - at)) for at in range(40)]
+    await asyncio.sleep(0)
+    few = asyncio.create_task(reads.read(_NAME, 500, 999, tenant="few", due_s=99.0))
+    await asyncio.gather(*many, few)
+    assert tier.most <= 12 and tier.starts[:8] == list(range(8)), "eight had their turn at once"
+    assert tier.starts.index(500) == 8, "the other tenant has nothing in flight"
+    assert tier.starts[9:] == sorted(range(8, 40), reverse=True)
+
+
+async def test_readers_that_are_cancelled_leave_their_turns() -> None:
+    reads, tier = _reads(lambda _: 10.0)
+    tasks = [asyncio.create_task(reads.read(_NAME, at, 999)) for at in range(40)]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tier._answer = lambda _: 0.0
+    assert await reads.read(_NAME, 0, 1) is not None
+    assert (reads._total, reads._waiting, dict(reads._in_flight)) == (0, {}, {})
