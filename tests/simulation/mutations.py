@@ -119,13 +119,13 @@ MUTATIONS: dict[str, Mutation] = {
     "unverified-objects": Mutation(
         0,
         "layers from the object tier are announced without a look at their checksums",
-        (edit(ObjectLoad, "_place", "crc32(piece) != sums[layer]", "False"),),
+        (edit(ObjectLoad, "_place", "crc32(piece) != start.chunk.checksums[layer]", "False"),),
         tested="tests/unit/storage/test_object_loads.py",
     ),
     "foreign-zeros": Mutation(
         0,
         "a chunk that the object tier lost is delivered as what another tenant left in its slot",
-        (edit(ObjectLoad, "_place", "else 0", "else arena[to : to + size]"),),
+        (edit(ObjectLoad, "_blank", "self._row(at, layer)[:] = 0", "pass"),),
         tested="tests/unit/storage/test_object_loads.py",
     ),
     "unmapped-landing": Mutation(

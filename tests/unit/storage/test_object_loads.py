@@ -170,6 +170,33 @@ async def test_whoever_comes_later_joins(world: World) -> None:
     assert set(world.objects.read_bytes.values()) == {SHAPE.bytes}
 
 
+async def test_none_joins_a_load_that_ends(world: World) -> None:
+    """The one before has just left: its slots are given back, and may be another chunk's."""
+    await world.put(0)
+    ((load, _),) = world.loads.join(_wanted(0), "t", None)
+    await _read(load)
+    leaving = asyncio.create_task(world.loads.leave(load))
+    await asyncio.sleep(0)
+    ((second, _),) = world.loads.join(_wanted(0), "t", None)
+    assert second is not load
+    await leaving
+    await _read(second)
+    await world.loads.leave(second)
+    assert world.kept == [[_key(0)], [_key(0)]]
+
+
+async def test_a_chunk_that_has_failed_is_read_anew(world: World) -> None:
+    ((load, _),) = world.loads.join(_wanted(0), "t", None)
+    await _read(load)
+    assert list(load.failed) == [0]
+    await world.put(0)
+    ((second, _),) = world.loads.join(_wanted(0), "t", None)
+    await _read(second)
+    assert second is not load and not second.failed
+    for each in (load, second):
+        await world.loads.leave(each)
+
+
 @pytest.mark.parametrize("parts", [[(0, 5)], [(0, 2), (2, 3)]])
 async def test_without_slots_layers_are_copied_piece_by_piece(world: World, parts: list[tuple[int, int]]) -> None:
     """Chunks of one load may be in several batches: what is here lies between them (simulated seed 28)."""

@@ -85,10 +85,11 @@ def test_as_many_requests_as_the_tier_bears(link: _Link, least: int, most: int) 
 
 def test_a_refusal_halves_the_number() -> None:
     window = RequestWindow(first=40)
-    window.throttled()
-    assert window.limit == 20
-    for _ in range(10):
-        window.throttled()
+    for began_s in range(8):
+        window.throttled(began_s, 10.0)
+    assert window.limit == 20, "requests that were in flight together count once"
+    for now_s in range(10, 20):
+        window.throttled(now_s, now_s + 1)
     assert window.limit == 2
 
 
@@ -161,6 +162,10 @@ async def test_a_refusal_is_repeated_and_an_error_in_the_end_raised() -> None:
         await reads.read(_NAME, 0, 8)
     await asyncio.sleep(0)
     assert tier.in_flight == 0
+    reads, tier = _reads(lambda _: 0.02, timeout_s=0.1)
+    reads._window = RequestWindow(first=2, highest=2)
+    parts = await asyncio.gather(*(reads.read(_NAME, at, at + 9) for at in range(30)))
+    assert all(part is not None for part in parts), "the time until its turn does not count"
 
 
 async def test_what_is_needed_first_is_read_first_and_tenants_take_turns() -> None:

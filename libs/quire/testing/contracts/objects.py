@@ -77,6 +77,7 @@ class ObjectTierContract:
         end = await tier.read(name, len(raw) - 10, len(raw) + 10)
         assert bytes(end.data) == raw[-10:]
         assert await tier.read((b"n" * 32, 1), 0, 10) is None
+        assert not (await tier.read(name, len(raw) + 10, len(raw) + 20)).data, "behind its end"
 
     async def test_it_says_what_it_is(self, tier: ObjectTier) -> None:
         assert tier.description

@@ -25,9 +25,11 @@ from quire_storage.errors import ObjectTierFailed, ObjectTierThrottled
 from quire_storage.ports import ObjectName
 
 _TAIL_BYTES = 8192
-_HEADER: Final = "quire-header"
+_HEADER: Final = "quireheader"
+"""A name that Azure takes, too."""
 _HEADER_CHARS_MAX: Final = 1900
 """S3 takes 2 KiB of metadata."""
+_BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|\b416\b")
 _THROTTLED: Final = re.compile(r"\b(503|429)\b|SlowDown|TooManyRequests")
 
 
@@ -58,8 +60,13 @@ class ObstoreTier:
                 answer = await obstore.get_async(self._reads, object_path(*name), options={"range": (start, stop)})
             except (NotFoundError, FileNotFoundError):
                 return None
-            beside = str(answer.attributes.get(_HEADER, ""))
-            header = base64.b64decode(beside) if beside else None
+            except BaseError as error:
+                if _BEYOND_END.search(str(error)):
+                    return ObjectRange(memoryview(b""), 0)
+                raise
+            header = None
+            with contextlib.suppress(ValueError):
+                header = base64.b64decode(str(answer.attributes.get(_HEADER, ""))) or None
             return ObjectRange(memoryview(await answer.bytes_async()), answer.meta["size"], header)
 
     async def get(self, name: ObjectName) -> bytes | None:
@@ -112,4 +119,4 @@ async def _translated() -> AsyncIterator[None]:
         yield
     except (BaseError, OSError, ValueError) as error:
         failure = ObjectTierThrottled if _THROTTLED.search(str(error)) else ObjectTierFailed
-        raise failure(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from error
+        raise failure(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}") from error

@@ -6,6 +6,7 @@ alone; the ranges behind it grow, so that a chunk takes about log2(L) requests.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class RequestWindow:
         self._step, self._kept_rate = 1.0, 0.0
         self._pause = self._pauses = 0
         self._upwards = False
+        self._refused_s = -math.inf
 
     @property
     def limit(self) -> int:
@@ -124,8 +126,11 @@ class RequestWindow:
         """No request is in flight: the time until the next one says nothing about the tier."""
         self._since_s, self._work_s, self._answers, self._bytes = None, 0.0, 0, 0
 
-    def throttled(self) -> None:
-        """The tier refused a request because there were too many."""
+    def throttled(self, began_s: float, now_s: float) -> None:
+        """The tier refused a request because there were too many. Those that began before count as one refusal."""
+        if began_s < self._refused_s:
+            return
+        self._refused_s = now_s
         self._move(0.5)
         self._step, self._kept_rate, self._pause = 1.0, 0.0, _PAUSE_MAX
         self.idle()

@@ -158,12 +158,20 @@ class Batches:
         if any(copy.memory is None and copy.disk is None for copy in copies):
             raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
         self._checksums = checksums_of(chunks, descriptor.num_layers)
+        try:
+            self._make(chunks, needed_s)
+        except BaseException:
+            self._promotions.keep(asyncio.create_task(self._close()))
+            raise
+        if all(copy.memory is not None for copy in copies) and are_here:
+            reading.prepared.keep(copies, self._targets, descriptor.stride, self.batches[0].plan)
+
+    def _make(self, chunks: Sequence[Copy | ObjectChunk], needed_s: Callable[[int], float] | None) -> None:
+        """Join loads and promotions, and cut the chunks into batches."""
         loads = self._join_loads([chunk for chunk in chunks if isinstance(chunk, ObjectChunk)], needed_s)
         self.batches = [
             batch for start, stop in self._cuts(chunks) for batch in self._batch(chunks, start, stop, loads)
         ]
-        if all(copy.memory is not None for copy in copies) and are_here:
-            reading.prepared.keep(copies, self._targets, descriptor.stride, self.batches[0].plan)
 
     @property
     def staged(self) -> bool:
@@ -232,11 +240,12 @@ class Batches:
 
     async def _prepare_load(self, batch: Batch, place: tuple[ObjectLoad, int], layer: int, shift: int) -> ReadyBatch:
         load, first = place
-        await load.layer(layer)
         if load.slots is not None:
+            await load.layer(layer)
             return ReadyBatch(batch, layer, shift, None)
-        block = await self._arena.take_block(self._client)
+        block = await self._arena.take_block(self._client)  # in the order of the batches: the first never waits for it
         self._blocks.add(block)
+        await load.layer(layer)
         count = len(batch.plan.bases)
         await load.take(layer, first, count, block, Shape(1, batch.plan.slice_bytes).slice_room)
         return ReadyBatch(batch, layer, block, block)

@@ -168,10 +168,11 @@ class Deliveries:
         objects, descriptor = self._tiers.objects, call.descriptor
         if objects is None or not keys:
             return {}
+        shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
+        self._tiers.check_shape(shape)
         generations = await self._tiers.object_generations(keys, _records_of(call))
         unlisted = [key for key, generation in generations.items() if not generation]
         absent = await objects.look_for(unlisted)
-        shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
         return {key: ObjectChunk(key, at, shape) for key, at in generations.items() if key not in absent}
 
     def _deny(self, call: DeliverOrder) -> None:

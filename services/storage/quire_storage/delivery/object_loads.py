@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from quire.model.errors import ChunkMissing, CorruptData, QuireError
+from quire.model.errors import CorruptData, QuireError
 from quire.telemetry import logger, names, tracer
 from quire.transport.fair_threads import FairThreads
 from quire_storage.core.checksums import row_checksums
@@ -93,7 +93,8 @@ class ObjectLoad:
             layers_max=layers_max,
         )
         self._run_of = [number for number, run in enumerate(self._runs) for _ in run]
-        self._starts: list[ChunkStart | None] = [None] * len(chunks)
+        loop = asyncio.get_running_loop()
+        self._opened: list[asyncio.Future[ChunkStart | None]] = [loop.create_future() for _ in chunks]
         self._reading: list[asyncio.Task[None]] = []
         self._held: dict[int, list[memoryview | None]] = {}
         self._taken: Counter[int] = Counter()
@@ -112,8 +113,14 @@ class ObjectLoad:
 
     def complete_chunks(self) -> list[tuple[int, Chunk]]:
         """Return the chunks that were read whole, with their positions, once it is complete."""
-        starts = enumerate(self._starts)
+        starts = enumerate(opened.result() for opened in self._opened)
         return [(at, start.chunk) for at, start in starts if start is not None and at not in self.failed]
+
+    def is_sound(self, at: int) -> bool:
+        """Whether nothing has failed so far that a chunk depends on."""
+        return at not in self.failed and not any(
+            task.done() and (task.cancelled() or task.exception() is not None) for task in self._reading
+        )
 
     async def layer(self, layer: int) -> None:
         """Wait until a layer of all chunks that have not failed is here, verified."""
@@ -153,38 +160,49 @@ class ObjectLoad:
         due_s = self._began_s + (self._needed_s(run.start) if self._needed_s is not None else 1e-3 * run.start)
         attributes = {"quire.layer": run.start, "quire.layers": len(run)}
         with tracer().start_as_current_span(names.STORAGE_OBJECT_READ, attributes=attributes):
-            read = self._start if number == 0 else self._more
-            parts = await asyncio.gather(*(read(at, run, due_s) for at in range(len(self._chunks))))
-        unsound = await self._job(partial(self._place, run, parts))
-        for at, layer in unsound:
-            await self._heal(at, layer, run, parts)
+            reads = (self._read_chunk(at, run, due_s) for at in range(len(self._chunks)))
+            parts = await asyncio.gather(*reads)
         if self.slots is None:
             for offset, layer in enumerate(run):
                 self._held[layer] = [self._slice(part, offset) for part in parts]
         else:
             self._extend(number + _RUNS_AHEAD)
 
+    async def _read_chunk(self, at: int, run: range, due_s: float) -> memoryview | None:
+        """Read layers of a chunk, verify them, and place them in its slot; return them if it has none."""
+        part = await (self._start(at, run, due_s) if run.start == 0 else self._more(at, run, due_s))
+        start = self._opened[at].result()
+        if part is not None and not await self._job(partial(self._place, at, run, part)):
+            part = await self._heal(at, run, start)
+            if part is not None:
+                await self._job(partial(self._place, at, run, part))
+        if part is None:
+            await self._job(partial(self._blank, at, run))
+        return part if self.slots is None else None
+
     async def _start(self, at: int, run: range, due_s: float) -> memoryview | None:
-        chunk = self._chunks[at]
+        chunk, opened = self._chunks[at], self._opened[at]
         name = (chunk.key, chunk.generation)
         try:
             start = await self._parts.objects.begin(name, chunk.shape, run.stop, self._tenant, due_s)
+            opened.set_result(start)
+            return start.data
         except QuireError as error:
             self._fail(at, error)
             return None
-        self._starts[at] = start
-        return start.data
+        finally:
+            if not opened.done():
+                opened.set_result(None)
 
     async def _more(self, at: int, run: range, due_s: float) -> memoryview | None:
         """Read later layers of a chunk; concurrently with its first ones, if the name of its object is known."""
         chunk, read = self._chunks[at], partial(self._parts.objects.layers, run=run, tenant=self._tenant, due_s=due_s)
-        early, name = None, (chunk.key, chunk.generation)
+        early, name, opened = None, (chunk.key, chunk.generation), self._opened[at]
         try:
-            if self._starts[at] is None and chunk.generation and at not in self.failed:
-                with contextlib.suppress(ChunkMissing):  # the start may come from another object
+            if not opened.done() and chunk.generation:
+                with contextlib.suppress(QuireError):  # the start may come from another object
                     early = await read(name, chunk.shape)
-            await asyncio.shield(self._reading[0])
-            start = self._starts[at]
+            start = await asyncio.shield(opened)
             if start is None or at in self.failed:
                 return None
             return early if early is not None and start.name == name else await read(start.name, chunk.shape)
@@ -196,47 +214,38 @@ class ObjectLoad:
     def _fail(self, at: int, error: QuireError) -> None:
         self.failed.setdefault(at, error)
 
-    def _place(self, run: range, parts: list[memoryview | None]) -> list[tuple[int, int]]:
-        """Verify layers, and copy them to their slots. For a thread.
+    def _place(self, at: int, run: range, part: memoryview) -> bool:
+        """Verify layers of a chunk and copy them to its slot, if it has one; whether they are sound. For a thread."""
+        start = self._opened[at].result()
+        for offset, layer in enumerate(run):
+            piece = self._slice(part, offset)
+            if start is None or piece is None or crc32(piece) != start.chunk.checksums[layer]:
+                return False
+            if self.slots is not None:
+                self._row(at, layer)[:] = np.frombuffer(piece, dtype=np.uint8)
+        return True
 
-        Returns the chunks that have an unsound layer, with the first such layer of each. The bytes of chunks that have
-        failed are zeros: what another tenant left there is not to be sent.
-        """
-        size, arena, unsound = self.shape.slice_bytes, self._parts.tiers.arena.view, []
-        for at, part in enumerate(parts):
-            start = self._starts[at]
-            sums = start.chunk.checksums if start is not None else None
-            for offset, layer in enumerate(run):
-                piece = self._slice(part, offset)
-                if piece is not None and sums is not None and crc32(piece) != sums[layer]:
-                    unsound.append((at, layer))
-                    break
-                if self.slots is not None:
-                    to = int(self.slots.offsets[at]) + layer * self.slots.layer_stride
-                    arena[to : to + size] = np.frombuffer(piece, dtype=np.uint8) if piece is not None else 0
-        return unsound
+    def _blank(self, at: int, run: range) -> None:
+        """Write zeros for layers that failed: another tenant's bytes may be in the slot. For a thread."""
+        if self.slots is not None:
+            for layer in run:
+                self._row(at, layer)[:] = 0
 
-    async def _heal(self, at: int, layer: int, run: range, parts: list[memoryview | None]) -> None:
-        """Read a chunk from another node, or another object, from an unsound layer on; it fails where there is none."""
-        start = self._starts[at]
+    def _row(self, at: int, layer: int) -> Bytes:
+        assert self.slots is not None, "chunks have slots"
+        offset = int(self.slots.offsets[at]) + layer * self.slots.layer_stride
+        row: Bytes = self._parts.tiers.arena.view[offset : offset + self.shape.slice_bytes]
+        return row
+
+    async def _heal(self, at: int, run: range, start: ChunkStart | None) -> memoryview | None:
+        """Read layers of a chunk from another node, or another object; it fails where there is none."""
         assert start is not None, "it has a header"
         async for payload in self._parts.copies(start.chunk):
             if np.array_equal(row_checksums(payload), start.chunk.checksums):
-                parts[at] = memoryview(payload[run.start : run.stop].tobytes())
-                break
-        else:
-            parts[at] = None
-            self._fail(at, CorruptData(f"layer {layer} of {start.chunk.key.hex()} has no sound bytes anywhere"))
-        await self._job(partial(self._place_one, at, run, parts[at]))
-
-    def _place_one(self, at: int, run: range, part: memoryview | None) -> None:
-        size, arena = self.shape.slice_bytes, self._parts.tiers.arena.view
-        if self.slots is None:
-            return
-        for offset, layer in enumerate(run):
-            piece = self._slice(part, offset)
-            to = int(self.slots.offsets[at]) + layer * self.slots.layer_stride
-            arena[to : to + size] = np.frombuffer(piece, dtype=np.uint8) if piece is not None else 0
+                return memoryview(payload[run.start : run.stop].tobytes())
+        layers = f"layers {run.start} to {run.stop - 1} of {start.chunk.key.hex()}"
+        self._fail(at, CorruptData(f"{layers} have no sound bytes anywhere"))
+        return None
 
     def _copy_out(self, pieces: Sequence[memoryview | None], first: int, count: int, base: int, stride: int) -> None:
         size, arena = self.shape.slice_bytes, self._parts.tiers.arena.view
@@ -277,7 +286,7 @@ class ObjectLoads:
         places = dict[bytes, tuple[ObjectLoad, int]]()
         for chunk in chunks:
             running = self._running.get(chunk.key)
-            if running is not None and running[0].shape == chunk.shape:
+            if running is not None and running[0].shape == chunk.shape and running[0].is_sound(running[1]):
                 places[chunk.key] = running
         unread = [chunk for chunk in chunks if chunk.key not in places]
         arena = self._parts.tiers.arena
@@ -287,7 +296,7 @@ class ObjectLoads:
             group = unread[first : first + group_max]
             size = len(group) * group[0].shape.slot_bytes
             slots = self._parts.tiers.reserve_now(group[0].shape, len(group)) if size <= room else None
-            room -= size
+            room = room - size if slots is not None else 0  # what is evicted in vain is not evicted again
             layer_bytes = len(unread) * group[0].shape.slice_room
             layers_max = group[0].shape.num_layers if slots is not None else max(1, arena.staging_bytes // layer_bytes)
             load = ObjectLoad(self._parts, group, slots, tenant, needed_s, layers_max)
@@ -304,6 +313,8 @@ class ObjectLoads:
         load.users -= 1
         if load.users:
             return
+        for key in [key for key, (running, _) in self._running.items() if running is load]:
+            del self._running[key]  # at once: whoever comes now begins another
         leaving = asyncio.create_task(self._end(load))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -311,8 +322,7 @@ class ObjectLoads:
 
     async def _end(self, load: ObjectLoad) -> None:
         """Keep the chunks of a load in memory if all layers were read; free its slots otherwise."""
-        for key in [key for key, (running, _) in self._running.items() if running is load]:
-            del self._running[key]
+        assert not load.users, "none joins a load that ends"
         read = load.complete_chunks() if load.complete else []
         await load.settle()
         if load.slots is not None:

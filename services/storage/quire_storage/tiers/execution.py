@@ -102,8 +102,10 @@ class Executor:
         """The same for an event that the machine answers while it handles it."""
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = answer
-        self.post(event)
-        del self._waiting[ticket]
+        try:
+            self.post(event)
+        finally:
+            del self._waiting[ticket]
         return answer.result()
 
     def _resolve(self, ticket: int, value: object, error: QuireError | None) -> None:

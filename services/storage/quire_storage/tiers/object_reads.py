@@ -64,20 +64,17 @@ class ObjectReads:
         Raises:
             ObjectTierFailed: No answer within the time of a request, or a refusal, after several attempts.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._read(name, start, stop, tenant, due_s)
-        except TimeoutError:
-            self._requests.add(1, {"outcome": "failed"})
-            raise ObjectTierFailed(f"no answer of the object tier within {self._timeout_s:g} s") from None
-
-    async def _read(self, name: ObjectName, start: int, stop: int, tenant: str, due_s: float) -> ObjectRange | None:
         for attempt in range(_TRIES):
             await self._enter(tenant, due_s)
+            began_s = self._clock.monotonic_s()
             try:
-                return await self._hedged(name, start, stop)
+                async with asyncio.timeout(self._timeout_s):  # the time until its turn does not count
+                    return await self._hedged(name, start, stop)
+            except TimeoutError:
+                self._requests.add(1, {"outcome": "failed"})
+                raise ObjectTierFailed(f"no answer of the object tier within {self._timeout_s:g} s") from None
             except ObjectTierThrottled:
-                self._window.throttled()
+                self._window.throttled(began_s, self._clock.monotonic_s())
                 self._requests.add(1, {"outcome": "throttled"})
                 if attempt + 1 == _TRIES:
                     raise

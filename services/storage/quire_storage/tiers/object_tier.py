@@ -176,7 +176,7 @@ class ChunkObjects:
             return None
         self._headers_beside = part.header is not None
         raw = part.header
-        if raw is None:
+        if raw is None or sound_header(raw) is None:
             tail = tail or await read(end, whole)
             raw = header_at_end(bytes(tail.data)) if tail is not None else None
         if raw is None or sound_header(raw) is None:
@@ -206,16 +206,22 @@ class ChunkObjects:
         return {key for key in keys if not await self._has_object(key)}
 
     async def look_for(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return which of `keys` have no object now, and count these as found absent; all, without an answer."""
-        keys = list(keys)
-        try:
-            absent = await self.still_absent(keys)
-        except QuireError as error:
-            logger().warning("the object tier cannot be read", error=str(error))
-            return set(keys)
-        for key in absent:
-            self._note_absent(key)
-        return absent
+        """Return which of `keys` have no object now, and count these as found absent; those without an answer, too."""
+        keys, lacking = list(keys), set[bytes]()
+        for first in range(0, len(keys), _LISTED_AT_ONCE):
+            part = keys[first : first + _LISTED_AT_ONCE]
+            answers = await asyncio.gather(*map(self._has_object, part), return_exceptions=True)
+            for key, answer in zip(part, answers, strict=True):
+                if isinstance(answer, QuireError):
+                    logger().warning("the object tier cannot be read", error=str(answer))
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer:
+                    continue
+                else:
+                    self._note_absent(key)
+                lacking.add(key)
+        return lacking
 
     async def _has_object(self, key: bytes) -> bool:
         for generation in [*await self._tier.generations(key), 0]:
