@@ -207,7 +207,7 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
 
 
 async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: LocalCluster) -> None:
-    """The index promises what the node dropped: ChunkMissing before the first byte, and the next look-up is honest."""
+    """The index promises an object that was deleted: it costs that chunk alone, and the next look-up is honest."""
     from quire.model.index import records
     from quire.wire import convert
     from quire.wire.v1 import orchestrator_pb2, storage_pb2
@@ -233,7 +233,14 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
         member_permit(PermitSigner(cluster.secret.encode()), request, now_ms)
     await call(stub.Drop, drop, timeout_s=10)
     await call(stub.DeleteObjects, delete, timeout_s=10)
-    await _refused(client, found, ChunkMissing, "chunk 7")
+    buffer = client.allocate(payload.nbytes)
+    delivery = await client.fetch(found, buffer)
+    with pytest.raises(ChunkMissing, match="chunk 7"):
+        await delivery.layer(0)
+    assert [at for at, mark in enumerate((await delivery.summary()).delivered) if not mark] == [7]
+    await delivery.quiesced(10)
+    got = buffer.layers(namespace.layout.num_layers, 12, namespace.layout.slice_bytes)
+    assert np.array_equal(np.delete(got, 7, axis=1), np.delete(payload, 7, axis=1)) and not got[:, 7].any()
     for _ in range(100):
         if (await client.lookup(namespace, keys)).matched_chunks == 7:
             break

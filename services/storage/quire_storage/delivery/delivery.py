@@ -414,8 +414,10 @@ class NodeDelivery:
     def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
         allowance = self._allowance
         delivered = bytes(failure is None and at not in self._failed for at in range(len(self._chunks)))
+        message = str(failure) if failure else ""
         if failure is None and self._failed:
-            failure = next(iter(self._failed.values()))
+            at, failure = min(self._failed.items(), key=lambda item: item[0])
+            message = f"{len(self._failed)} chunks failed, first chunk {at} of those asked for: {failure}"
         return NodeOutcome(
             self._parts.config.node_id,
             self._call.ranges,
@@ -426,7 +428,7 @@ class NodeDelivery:
             scheduled=allowance is not None and allowance.scheduled,
             quiesced=self.settled,
             error_code=failure.code() if failure else "",
-            error_message=str(failure) if failure else "",
+            error_message=message,
         )
 
 
