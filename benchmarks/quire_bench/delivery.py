@@ -28,17 +28,16 @@ from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
+from quire.model.layout import KvLayout
 from quire.model.nodes import Role
 from quire.transport import OFF, data_plane
-from quire_bench.filling import fill
+from quire_bench.filling import fill, llama_layout
 from quire_bench.processor import ProcessorTime
 from quire_bench.storage.bare_device import BareDevice, best
 from quire_bench.stream_peer import BareStream
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median, spread
 
-_LLAMA_KV_HEADS, _LLAMA_HEAD_DIM = 8, 128
 _MEMORY_SHARE = 8
 _FILE_BYTES = 2 << 30
 _DEPTH = 128
@@ -71,13 +70,13 @@ def run(
     if transport not in ("ucx", "shm"):
         raise InvalidRequest(f"{transport!r}; there are ucx and shm", field="transport")
     if tier not in ("memory", "drives"):
-        raise InvalidRequest(f"{tier!r}; there are memory and drives", field="tier")
+        raise InvalidRequest(f"{tier!r}; there are memory, drives and object", field="tier")
     name = "bare pyucx stream of contiguous layers, same size, same run"
     if tier == "drives":
         name = "the bare device, same bytes, same run: by io_uring, threads, or fio, whichever is the quickest"
     report = Report("delivery", {"name": name, "unit": "GB/s"})
     for context, chunk_tokens in product(contexts, chunk_sizes):
-        layout = KvLayout(layers, chunk_tokens, _LLAMA_KV_HEADS, _LLAMA_HEAD_DIM, Dtype.BF16)
+        layout = llama_layout(layers, chunk_tokens)
         chunks = int(context * hit) // chunk_tokens
         size = f"{chunks} chunks, {layout.payload_bytes(chunks) / 2**30:.2f} GiB"
         with Console().status(f"{context} tokens, G = {chunk_tokens}: {size}"):

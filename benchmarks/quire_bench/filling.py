@@ -1,4 +1,4 @@
-"""Stores random chunks, for benchmarks that read them."""
+"""The layout and the random chunks of benchmarks that deliver."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from quire.client import QuireClient
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 
 _STORE_CHUNKS: Final = 64
+_LLAMA_KV_HEADS: Final = 8
+_LLAMA_HEAD_DIM: Final = 128
+
+
+def llama_layout(layers: int, chunk_tokens: int) -> KvLayout:
+    """Return the layout of Llama 3.1 8B, with that many layers."""
+    return KvLayout(layers, chunk_tokens, _LLAMA_KV_HEADS, _LLAMA_HEAD_DIM, Dtype.BF16)
 
 
 async def fill(

@@ -1,7 +1,7 @@
 """Cold deliveries from the object tier against bare obstore reads of the same bytes.
 
 The node starts anew before each delivery, so that the chunks are in the object tier alone. The bare reads fetch the
-same runs of layers of the same objects, as many at a time as is fastest of those that are tried; they verify and
+same runs of layers of the same objects, at the fastest of five concurrencies; they verify and
 deliver nothing. "Whole objects" is the way of releases before 0.3: each object as a whole, eight at a time, and
 the first layer once all are there.
 """
@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 import obstore
 import uvloop
+from obstore.store import S3Store
 from rich.console import Console
 
 from quire.client import Buffer, QuireClient
@@ -31,15 +32,13 @@ from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
-from quire_bench.filling import fill
+from quire.model.layout import KvLayout
+from quire_bench.filling import fill, llama_layout
 from quire_bench.slow_link import SlowLink
 from quire_server.objects import open_store
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median, spread
 
-_KV_HEADS: Final = 8
-_HEAD_DIM: Final = 128
 _AT_ONCE: Final = (4, 8, 16, 32, 64)
 _WHOLE_AT_ONCE: Final = 8
 _TIMEOUT_S: Final = 60.0
@@ -50,7 +49,7 @@ class _Times:
     """Seconds by round."""
 
     first: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
+    delivery: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
     bare_first: list[float] = field(default_factory=list)
     objects: list[float] = field(default_factory=list)
@@ -60,7 +59,11 @@ class _Times:
 def run(
     url: str, chunk_sizes: list[int], contexts: list[int], hit: float, layers: int, rounds: int, latency_ms: list[int]
 ) -> Report:
-    """Raises `InvalidRequest` for a latency that is asked for where there is no endpoint to delay."""
+    """Measure each context, chunk size and latency.
+
+    Raises:
+        InvalidRequest: A latency is asked for, and there is no endpoint to delay.
+    """
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if any(latency_ms) and not (url.startswith("s3://") and endpoint.startswith("http://")):
         raise InvalidRequest("needs an s3:// URL and an http:// AWS_ENDPOINT_URL", field="latency_ms")
@@ -69,7 +72,7 @@ def run(
         {"name": "bare obstore range reads of the same bytes, same run, best concurrency", "unit": "GB/s"},
     )
     for context, chunk_tokens, delay_ms in product(contexts, chunk_sizes, latency_ms):
-        layout = KvLayout(layers, chunk_tokens, _KV_HEADS, _HEAD_DIM, Dtype.BF16)
+        layout = llama_layout(layers, chunk_tokens)
         chunks = int(context * hit) // chunk_tokens
         with Console().status(f"{context} tokens, G = {chunk_tokens}, {delay_ms} ms: {chunks} cold chunks"):
             params = {"G": chunk_tokens, "N": chunks, "S KiB": layout.slice_bytes >> 10, "latency ms": delay_ms}
@@ -96,10 +99,10 @@ def _measure(
         arena = (3 * payload // (2 * slab) + 4) * slab
         with LocalCluster(Path(folder), arena_bytes=arena, drive_bytes=4 * slab, settings=settings) as cluster:
             times = uvloop.run(_rounds(cluster, place, link.address, layout, chunks, rounds))
-    rate, bare = (payload / median(seconds) / 1e9 for seconds in (times.whole, times.bare))
+    rate, bare = (payload / median(seconds) / 1e9 for seconds in (times.delivery, times.bare))
     measured = {
         "GB/s": rate,
-        "spread": spread(times.whole),
+        "spread": spread(times.delivery),
         "first layer ms": median(times.first) * 1e3,
         "bare first layer ms": median(times.bare_first) * 1e3,
         "first / bare": median(times.first) / median(times.bare_first),
@@ -119,24 +122,24 @@ async def _rounds(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(QuireClient(cluster.gateway_address))
         target = client.allocate(layout.payload_bytes(chunks))
-        other, other_keys = Namespace("bench", "2", layout), keys.run(0, 1)
+        warm_up, first_key = Namespace("bench", "2", layout), keys.run(0, 1)
         await fill(client, namespace, keys, Durability.OBJECT)
-        await fill(client, other, other_keys, Durability.OBJECT)
+        await fill(client, warm_up, first_key, Durability.OBJECT)
         bare.find(keys)
         assert target.view is not None
         copy = np.empty(chunks * layout.slice_bytes, dtype=np.uint8)
         for round_number in range(rounds + 1):
             cluster.kill("storage-0")
             await asyncio.to_thread(cluster.restart, "storage-0")
-            await _deliver(client, other, other_keys, target)  # connects
-            first, whole = await _deliver(client, namespace, keys, target)
+            await _deliver(client, warm_up, first_key, target)  # connects
+            first, delivery = await _deliver(client, namespace, keys, target)
             bare_first, bare_whole, objects = await bare.first(), await bare.runs(), await bare.objects()
             began = time.perf_counter()
             np.copyto(copy, target.view[: len(copy)])
             if round_number:
                 times.memcpy.append(time.perf_counter() - began)
                 times.first.append(first)
-                times.whole.append(whole)
+                times.delivery.append(delivery)
                 times.bare_first.append(bare_first)
                 times.bare.append(bare_whole)
                 times.objects.append(objects)
@@ -152,25 +155,24 @@ async def _deliver(client: QuireClient, namespace: Namespace, keys: ChunkKeys, t
     first = time.perf_counter() - started
     for layer in range(1, retrieval.delivery.num_layers):
         await retrieval.delivery.layer(layer)
-    whole = time.perf_counter() - started
+    last = time.perf_counter() - started
     await retrieval.delivery.summary()
     await retrieval.delivery.quiesced(10)
     await client.release(retrieval.found)
-    return first, whole
+    return first, last
 
 
 class _BareReads:
     """Reads of the chunks' objects by obstore, without anything of Quire."""
 
     def __init__(self, place: str, endpoint: str, layout: KvLayout) -> None:
-        options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
-        before = {name: os.environ.get(name) for name in options}
-        os.environ.update(options)
-        self._store = open_store(place, _TIMEOUT_S, "--object-url")
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+        if place.startswith("s3://") and endpoint:
+            self._store: Any = S3Store.from_url(place, endpoint=endpoint, client_options={"allow_http": True})
+        else:
+            self._store = open_store(place, _TIMEOUT_S, "--object-url")
         self._layout = layout
         self._paths: list[str] = []
-        self._best = 0
+        self._at_once: dict[int, int] = {}
         runs, start, size = [(0, 1)], 1, 1
         while start < layout.num_layers:
             runs.append((start, min(layout.num_layers, start + size)))
@@ -179,25 +181,29 @@ class _BareReads:
 
     def find(self, keys: ChunkKeys) -> None:
         """Find the objects of the chunks."""
-        wanted = set(keys)
-        found = (str(each["path"]) for page in obstore.list(self._store, prefix="chunks/") for each in page)
-        self._paths = [path for path in found if (name := object_of_path(path)) is not None and name[0] in wanted]
+        chunks = set(keys)
+        paths = (str(entry["path"]) for page in obstore.list(self._store, prefix="chunks/") for entry in page)
+        self._paths = [path for path in paths if (name := object_of_path(path)) is not None and name[0] in chunks]
         assert len(self._paths) == len(keys), "each chunk has an object"
 
     async def first(self) -> float:
         """Seconds for the first layer of all chunks."""
-        if not self._best:
-            tried = [(await self._read(self._runs[:1], count), count) for count in _AT_ONCE]
-            self._best = min(tried)[1]
-        return await self._read(self._runs[:1], self._best)
+        return await self._fastest(self._runs[:1])
 
     async def runs(self) -> float:
         """Seconds for all layers, in runs as Quire reads them."""
-        return await self._read(self._runs, self._best)
+        return await self._fastest(self._runs)
 
     async def objects(self) -> float:
         """Seconds for whole objects, eight at a time."""
         return await self._read([(0, self._layout.num_layers)], _WHOLE_AT_ONCE)
+
+    async def _fastest(self, runs: Sequence[tuple[int, int]]) -> float:
+        """Read at the concurrency that was the fastest for these runs, which is tried out once."""
+        if len(runs) not in self._at_once:
+            trials = [(await self._read(runs, count), count) for count in _AT_ONCE]
+            self._at_once[len(runs)] = min(trials)[1]
+        return await self._read(runs, self._at_once[len(runs)])
 
     async def _read(self, runs: Sequence[tuple[int, int]], at_once: int) -> float:
         room, size = asyncio.Semaphore(at_once), self._layout.slice_bytes

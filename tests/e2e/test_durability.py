@@ -205,7 +205,7 @@ async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: P
 
 
 async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Path) -> None:
-    """Of a cold prefix one object is truncated and one has a rotten layer: the others are delivered, and said to be."""
+    """A cold prefix has one truncated object and one rotten layer: the outcome reports the rest as delivered."""
     with small_cluster(tmp_path) as cluster:
         async with QuireClient(cluster.gateway_address) as client:
             namespace = fresh_namespace(BIG)
@@ -221,10 +221,10 @@ async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Pa
             raw[2 * namespace.layout.slice_bytes + 5] ^= 1
             rotten.write_bytes(raw)
             await asyncio.to_thread(cluster.restart, "storage-0")
-            found = await client.lookup(namespace, keys)
-            assert found.matched_chunks == 32
+            lookup = await client.lookup(namespace, keys)
+            assert lookup.matched_chunks == 32
             buffer = client.allocate(payload.nbytes)
-            delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+            delivery = await client.fetch(lookup, buffer, order=DeliveryOrder.LAYERWISE)
             summary = await delivery.summary()
             await delivery.quiesced(10)
             assert [at for at, mark in enumerate(summary.delivered) if not mark] == [9, 20]

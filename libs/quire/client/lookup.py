@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlaces:
-    """Where slices land in a buffer: slice l of the i-th chunk at l·`layer_stride` + `chunk_offsets[i]`, in bytes.
+    """Places of slices in a buffer: slice l of the i-th chunk at l·`layer_stride` + `chunk_offsets[i]`, in bytes.
 
     `layer_stride`: 0 for layers that lie back to back. `chunk_offsets`: (chunks,), within a layer; None for chunks back
     to back. With both, slices land in an engine's own blocks.

@@ -70,7 +70,7 @@ class ChunkObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """A range of an object of `size` bytes. `header`: the chunk's, where the store keeps it beside the object too."""
+    """A range of an object of `size` bytes. `header`: the chunk's, if the store has it as metadata."""
 
     data: memoryview
     size: int

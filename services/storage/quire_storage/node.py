@@ -29,8 +29,9 @@ from quire_storage.delivery.delivery import DeliveryParts
 from quire_storage.delivery.fair_queue import Wire, WireQueue
 from quire_storage.delivery.object_loads import LoadParts, ObjectLoads
 from quire_storage.delivery.prefetch import Prefetches
-from quire_storage.delivery.promotions import Promotions, Reading
+from quire_storage.delivery.promotions import Promotions
 from quire_storage.delivery.rates import Rates
+from quire_storage.delivery.reading import Reading
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.stores import Stores
@@ -183,9 +184,9 @@ class StorageNode:
         """Create the part that reads chunks of the object tier, if there is one."""
         if self._objects is None:
             return None
-        copies = self._replicator.copies
+        heal = self._integrity.from_others
         return ObjectLoads(
-            LoadParts(tiers=self._tiers, objects=self._objects, threads=threads, clock=self._clock, copies=copies)
+            LoadParts(tiers=self._tiers, objects=self._objects, threads=threads, clock=self._clock, heal=heal)
         )
 
     def _start_background(self) -> None:

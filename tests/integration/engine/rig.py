@@ -29,7 +29,8 @@ from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
 from quire_storage.delivery.batches import Batches
-from quire_storage.delivery.promotions import Promotions, Reading
+from quire_storage.delivery.promotions import Promotions
+from quire_storage.delivery.reading import Reading
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.pool import Pool, PoolSettings
 from quire_storage.tiers.ring import Ring

@@ -102,7 +102,7 @@ async def test_which_decoder() -> None:
     cluster: Any = _Cluster()
     clock = FakeClock()
     owners = ImageOwners(cluster, clock)
-    assert owners.build == "b"
+    assert owners.build(bytes(32)) == "b"
     by_record = [owners.owner(bytes([number]) * 32) for number in range(40)]
     assert {each.node_id for each in by_record if each is not None} == {"d0", "d1"}
     only = owners.with_vae(VAE.weights_sha256, b"name")
@@ -113,14 +113,21 @@ async def test_which_decoder() -> None:
     await clock.advance(4)
     assert not owners.failing
     cluster.live = {}
-    assert owners.owner(bytes(32)) is None and owners.build == ""
+    assert owners.owner(bytes(32)) is None and owners.build(bytes(32)) == ""
 
 
 @pytest.mark.parametrize("builds", [("a", "b"), ("a", "a")])
-def test_a_build_is_known_where_all_have_it(builds: tuple[str, str]) -> None:
+def test_the_build_is_that_of_the_owner(builds: tuple[str, str]) -> None:
+    """Passing over an owner for a while changes no ETag."""
     cluster: Any = _Cluster()
     cluster.live = {
         str(number): Node(node_id=str(number), about=DecoderInfo(build=build), grpc_address="")
         for number, build in enumerate(builds)
     }
-    assert ImageOwners(cluster, FakeClock()).build == ("" if builds == ("a", "b") else "a")
+    owners = ImageOwners(cluster, FakeClock())
+    for record_name in (b"1", b"2", b"3", b"4"):
+        owner = owners.owner(record_name)
+        assert owner is not None and owners.build(record_name) == builds[int(owner.node_id)]
+        owners.failed(owner)
+        assert owners.build(record_name) == builds[int(owner.node_id)]
+        owners = ImageOwners(cluster, FakeClock())

@@ -14,7 +14,7 @@ import pytest
 
 from quire.model.chunk_object import write_chunk_object
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.model.errors import TooManyRequests, TransferRunning
+from quire.model.errors import LayoutInvalid, TooManyRequests, TransferRunning
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
@@ -32,15 +32,19 @@ from quire_storage.tiers.object_tier import ChunkObjects
 class _Tiers:
     """Pins wait until `found` is set."""
 
-    objects = None
+    objects: Any = None
 
     def __init__(self) -> None:
         self.found = asyncio.Event()
         self.unpinned = 0
+        self.missing: list[bytes] = []
 
     async def pin(self, keys: Any, *, fetch: bool) -> Any:
         await self.found.wait()
-        return SimpleNamespace(copies=[], missing=[])
+        return SimpleNamespace(copies=[], missing=self.missing)
+
+    def check_shape(self, shape: Any) -> None:
+        raise LayoutInvalid("a slice is larger than a staging block")
 
     def unpin(self, pinned: Any) -> None:
         self.unpinned += 1
@@ -107,6 +111,16 @@ async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Ti
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert not deliveries._room.taken, "one that is given up makes room"
+
+
+async def test_a_shape_is_checked_before_a_load_of_the_object_tier(node: tuple[Deliveries, _Tiers]) -> None:
+    """A slice that is larger than a staging block would be written over the blocks behind it."""
+    deliveries, tiers = node
+    tiers.objects, tiers.missing = object(), [bytes(32)]
+    tiers.found.set()
+    with pytest.raises(LayoutInvalid):
+        await anext(deliveries.deliver(_call(1)))
+    assert tiers.unpinned == 1 and not deliveries._room.taken
 
 
 async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Tiers]) -> None:

@@ -124,12 +124,12 @@ async def test_the_index_is_asked_for_the_names_of_objects() -> None:
         return {KEYS[0]: 7}, True
 
     tiers: Any = object.__new__(Tiers)
-    known = [_chunk(key).record for key in KEYS[:3]]
+    records = [_chunk(key).record for key in KEYS[:3]]
     tiers._registry = SimpleNamespace(object_generations=object_generations)
-    assert await tiers.object_generations(KEYS[:2], known) == {KEYS[0]: 7, KEYS[1]: 0}
-    assert await tiers.object_generations(KEYS[2:5], known) == dict.fromkeys(KEYS[2:5], 0)
+    assert await tiers.object_generations(KEYS[:2], records) == {KEYS[0]: 7, KEYS[1]: 0}
+    assert await tiers.object_generations(KEYS[2:5], records) == dict.fromkeys(KEYS[2:5], 0)
     assert asked == [KEYS[:2], KEYS[2:3]]
-    assert await tiers.object_generations(KEYS[5:6], known) == {KEYS[5]: 0} and len(asked) == 2
+    assert await tiers.object_generations(KEYS[5:6], records) == {KEYS[5]: 0} and len(asked) == 2
 
 
 async def test_without_memory_a_fetch_ends_at_once() -> None:

@@ -1,10 +1,10 @@
-"""Chunks of the object tier that are read by runs of layers: into slots, or piece by piece, and what may go wrong."""
+"""Loads of chunks of the object tier: into slots, piece by piece, with chunks that fail, and stopped."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +46,7 @@ def _chunk(number: int, payload: Bytes) -> Chunk:
 
 
 class _Objects(MemoryObjects):
-    """Counts the bytes that are read of each object, and has headers beside them if told to."""
+    """Counts the bytes that are read of each object. `stuck`: later layers wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Objects(MemoryObjects):
 
 
 class World:
-    """Twelve chunks in the object tier. `kept`: positions that loads have ended with; `others`: of other nodes."""
+    """A node with an object tier. `kept`: keys that loads have ended with; `others`: sound bytes of other nodes."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.objects = _Objects()
@@ -78,8 +78,8 @@ class World:
             block_bytes=16 * SHAPE.slice_room,
             staging_bytes=64 * SHAPE.slice_room,
         )
-        self.arena, this = arena, self
-        tiers: Any = SimpleNamespace(arena=arena, reserve_now=this._reserve, end_load=this._end)
+        self.arena = arena
+        tiers: Any = SimpleNamespace(arena=arena, reserve_now=self._reserve, end_load=self._end)
         self.chunk_objects = ChunkObjects(self.objects, SystemClock(), 5.0)
         self.loads = ObjectLoads(
             LoadParts(
@@ -87,7 +87,7 @@ class World:
                 objects=self.chunk_objects,
                 threads=FairThreads(pool),
                 clock=SystemClock(),
-                copies=self._copies,
+                heal=self._heal,
             )
         )
 
@@ -116,9 +116,8 @@ class World:
     def _end(self, slots: Slots, read: list[tuple[int, Chunk]]) -> None:
         self.kept.append([chunk.key for _, chunk in read])
 
-    async def _copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
-        if chunk.key in self.others:
-            yield self.others[chunk.key]
+    async def _heal(self, chunk: Chunk) -> Bytes | None:
+        return self.others.get(chunk.key)
 
 
 @pytest.fixture(params=[[range(8)], [range(1), range(1, 2), range(2, 4), range(4, 8)]], ids=["at once", "in runs"])
@@ -140,9 +139,9 @@ async def _read(load: ObjectLoad) -> None:
 async def test_layers_arrive_in_order_and_the_chunks_stay(world: World) -> None:
     for number in range(12):
         await world.put(number)
-    joined = world.loads.join(_wanted(*range(12)), "t", None)
-    load = joined[0][0]
-    assert [at for _, at in joined] == list(range(12))
+    places = world.loads.join(_wanted(*range(12)), "t", None)
+    load = places[0][0]
+    assert [at for _, at in places] == list(range(12))
     for layer in range(SHAPE.num_layers):
         await load.layer(layer)
         for number in range(12):
@@ -193,13 +192,13 @@ async def test_a_chunk_that_has_failed_is_read_anew(world: World) -> None:
     ((second, _),) = world.loads.join(_wanted(0), "t", None)
     await _read(second)
     assert second is not load and not second.failed
-    for each in (load, second):
-        await world.loads.leave(each)
+    await world.loads.leave(load)
+    await world.loads.leave(second)
 
 
 @pytest.mark.parametrize("parts", [[(0, 5)], [(0, 2), (2, 3)]])
 async def test_without_slots_layers_are_copied_piece_by_piece(world: World, parts: list[tuple[int, int]]) -> None:
-    """Chunks of one load may be in several batches: what is here lies between them (simulated seed 28)."""
+    """Several batches take from one load if chunks in memory lie between its chunks (simulated seed 28)."""
     world.slots_free = 0
     for number in range(5):
         await world.put(number)
@@ -216,7 +215,7 @@ async def test_without_slots_layers_are_copied_piece_by_piece(world: World, part
 
 
 async def test_a_chunk_that_fails_costs_itself_alone(world: World) -> None:
-    """Its bytes are zeros from the unsound layer on, and not what another tenant left in the slot."""
+    """The chunk's bytes are zeros from the unsound layer on: the slot has another tenant's."""
     for number in range(3):
         await world.put(number)
     await world.damage(1, 5 * SHAPE.slice_bytes + 9)
@@ -225,7 +224,7 @@ async def test_a_chunk_that_fails_costs_itself_alone(world: World) -> None:
     assert isinstance(load.failed.pop(1), CorruptData) and not load.failed
     load.failed[1] = CorruptData("as before")
     for number in (0, 2):
-        assert all(np.array_equal(world.layer(load, number, each), _payload(number)[each]) for each in range(8))
+        assert all(np.array_equal(world.layer(load, number, layer), _payload(number)[layer]) for layer in range(8))
     assert all(not world.layer(load, 1, layer).any() for layer in (5, 6, 7))
     await world.loads.leave(load)
     assert world.kept == [[_key(0), _key(2)]]
@@ -251,18 +250,18 @@ async def test_an_object_of_another_generation_will_do(world: World, generation:
     await world.loads.leave(load)
 
 
-@pytest.mark.parametrize("what", ["missing", "truncated", "another's", "another shape", "no header"])
-async def test_what_is_not_the_chunk_is_not_delivered(world: World, what: str) -> None:
+@pytest.mark.parametrize("fault", ["missing", "truncated", "another's", "another shape", "no header"])
+async def test_what_is_not_the_chunk_is_not_delivered(world: World, fault: str) -> None:
     await world.put(0)
-    if what != "missing":
+    if fault != "missing":
         raw = await world.put(1)
-        other = {
+        objects = {
             "truncated": raw[:-5000],
             "another's": await world.put(2),
             "another shape": pack_object(_chunk(1, _payload(1)[:4]), _payload(1)[:4]),
             "no header": raw[: SHAPE.bytes] + bytes(len(raw) - SHAPE.bytes),
         }
-        await world.objects.put((_key(1), 7), other[what])
+        await world.objects.put((_key(1), 7), objects[fault])
     (load, _), *_ = world.loads.join(_wanted(0, 1), "t", None)
     await _read(load)
     assert isinstance(load.failed[1], ChunkMissing) and list(load.failed) == [1]
@@ -282,8 +281,8 @@ async def test_a_load_that_none_wants_any_more_stops(world: World, monkeypatch: 
     await world.loads.leave(load)
     assert world.kept == [[]] and not world.loads._running
     world.objects.stuck = None
-    (again, _), *_ = world.loads.join(_wanted(0, 1, 2), "t", None)
-    assert again is not load
-    await _read(again)
-    await world.loads.leave(again)
+    (second, _), *_ = world.loads.join(_wanted(0, 1, 2), "t", None)
+    assert second is not load
+    await _read(second)
+    await world.loads.leave(second)
     assert world.kept[1] == [_key(number) for number in range(3)]

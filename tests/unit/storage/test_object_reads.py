@@ -43,10 +43,10 @@ def test_runs_grow_faster_where_there_is_time() -> None:
     assert _bounds(hurried) == _bounds(layer_ranges(32, 4 << 20, 64, _FAST)), "no time to lose"
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_runs_are_bounded_where_their_bytes_have_no_slots(most: int) -> None:
-    runs = layer_ranges(10, 1, 1, _FAR, layers_max=most)
-    assert [layer for run in runs for layer in run] == list(range(10)) and max(map(len, runs)) == most
+@pytest.mark.parametrize("layers_max", [1, 3])
+def test_runs_are_bounded_where_their_bytes_have_no_slots(layers_max: int) -> None:
+    runs = layer_ranges(10, 1, 1, _FAR, layers_max=layers_max)
+    assert [layer for run in runs for layer in run] == list(range(10)) and max(map(len, runs)) == layers_max
 
 
 class _Link:
@@ -69,17 +69,17 @@ class _Link:
 
 
 @pytest.mark.parametrize(
-    ("link", "least", "most"),
+    ("link", "lowest", "highest"),
     [
         (_Link(0.0, 0.004, 4), 2, 16),  # four at a time are all that it bears
         (_Link(0.030, 0.001, 4), 60, 256),  # 30 ms away, 4,000 a second: 124 are in flight
         (_Link(0.010, 0.001, 1), 6, 40),  # 10 ms away, 1,000 a second: eleven
     ],
 )
-def test_as_many_requests_as_the_tier_bears(link: _Link, least: int, most: int) -> None:
+def test_as_many_requests_as_the_tier_bears(link: _Link, lowest: int, highest: int) -> None:
     window = RequestWindow()
     link.answers(window, 20_000)
-    assert least <= window.limit <= most
+    assert lowest <= window.limit <= highest
     assert window.speed.at_once == window.limit and window.speed.bytes_per_s > 0
 
 
@@ -113,7 +113,7 @@ class _Tier:
 
     def __init__(self, answer: Callable[[int], Exception | float]) -> None:
         self._answer = answer
-        self.asked = self.cancelled = self.in_flight = self.most = 0
+        self.asked = self.cancelled = self.in_flight = self.in_flight_max = 0
         self.starts: list[int] = []
 
     async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
@@ -121,7 +121,7 @@ class _Tier:
         self.starts.append(start)
         answer = self._answer(self.asked)
         self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
             await asyncio.sleep(answer if isinstance(answer, float) else 0)
         except asyncio.CancelledError:
@@ -173,9 +173,9 @@ async def test_what_is_needed_first_is_read_first_and_tenants_take_turns() -> No
     reads._window = RequestWindow(first=8)
     many = [asyncio.create_task(reads.read(_NAME, at, 999, tenant="many", due_s=50.0 - at)) for at in range(40)]
     await asyncio.sleep(0)
-    few = asyncio.create_task(reads.read(_NAME, 500, 999, tenant="few", due_s=99.0))
-    await asyncio.gather(*many, few)
-    assert tier.most <= 12 and tier.starts[:8] == list(range(8)), "eight had their turn at once"
+    other_tenant = asyncio.create_task(reads.read(_NAME, 500, 999, tenant="few", due_s=99.0))
+    await asyncio.gather(*many, other_tenant)
+    assert tier.in_flight_max <= 12 and tier.starts[:8] == list(range(8)), "eight had their turn at once"
     assert tier.starts.index(500) == 8, "the other tenant has nothing in flight"
     assert tier.starts[9:] == sorted(range(8, 40), reverse=True)
 

@@ -21,12 +21,6 @@ class ImageOwners:
         self._failed: dict[str, float] = {}
 
     @property
-    def build(self) -> str:
-        """The build that all decoders have; "" if there is none, or if they differ. The route then says which."""
-        builds = {about.build for _, about in self._decoders()}
-        return builds.pop() if len(builds) == 1 else ""
-
-    @property
     def failing(self) -> tuple[str, ...]:
         """Names of decoders that are passed over."""
         now_s = self._clock.monotonic_s()
@@ -37,6 +31,12 @@ class ImageOwners:
         failing = self.failing
         usable = [node for node, _ in self._decoders() if node.node_id not in failing]
         return rendezvous(record_name, usable)[0] if usable else None
+
+    def build(self, record_name: bytes) -> str:
+        """Return the build of the decoder that a record belongs to, even if passed over; "" without a live one."""
+        builds = {node.node_id: about.build for node, about in self._decoders()}
+        owners = rendezvous(record_name, [node for node, _ in self._decoders()])
+        return builds[owners[0].node_id] if owners else ""
 
     def with_vae(self, weights_sha256: str, name: bytes) -> Node | None:
         """Return, among the decoders that have a VAE, the one with the highest rendezvous hash for a name."""

@@ -25,7 +25,7 @@ from quire_gateway.ports import Clock, Decoders, Entries, ImageRoute, Router
 
 @dataclass(frozen=True, slots=True)
 class DescribedImage:
-    """An image as it would be rendered: `etag` is of its latent, the rendering and the decoders' build."""
+    """An image as it would be rendered: `etag` is of its latent, the rendering and its owner's build."""
 
     entry: ImageEntry
     rendering: Rendering
@@ -48,7 +48,7 @@ _LEASE_MS: Final = 60_000
 
 
 class ImageReads:
-    """A read is two steps: `describe`, and `render` if the client has not got what is described.
+    """Reads in two steps: `describe` an image, and `render` it for a client that does not have it.
 
     Images are a tenant's own. `enlarge`: whether they may be asked for larger than they are.
     """
@@ -71,19 +71,19 @@ class ImageReads:
         self._enlarge = enlarge
 
     async def describe(self, tenant: str, image_id: str, rendering: Rendering) -> DescribedImage:
-        """Return what a client would be sent. Raises `InvalidRequest`, `ImageMissing`, `NoDecoder`."""
+        """Return an image's entry and ETag. Raises `InvalidRequest`, `ImageMissing`, `NoDecoder`."""
         if rendering.enlarge and not self._enlarge:
             raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
         entry = await self._entry(tenant, image_id)
-        build = self._owners.build or await self._build_of_route(entry)
+        build = self._owners.build(entry.record_name) or await self._build_of_route(entry)
         return DescribedImage(entry, rendering, rendering.etag(entry, build))
 
     async def render(self, tenant: str, image: DescribedImage, target: RdmaTarget) -> ImageServed:
         """Have an image written into a client's memory.
 
-        A decoder of another build than the described one, as while decoders are upgraded, gives another ETag.
+        A decoder of another build than the owner's gives another ETag.
 
-        Raises `NoDecoder`, `Unavailable` if the image was replaced meanwhile, and what the decoder raises. An attempt
+        Raises `NoDecoder`, `Unavailable` if the image was replaced since, and what the decoder raises. An attempt
         that fails is not repeated here: it may still write into that memory, so another needs other memory.
         """
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image.entry.image_id}):

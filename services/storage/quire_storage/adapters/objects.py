@@ -11,6 +11,7 @@ from typing import Final
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
+from obstore.store import LocalStore
 
 from quire.model.chunk_object import (
     ObjectRange,
@@ -26,7 +27,7 @@ from quire_storage.ports import ObjectName
 
 _TAIL_BYTES = 8192
 _HEADER: Final = "quireheader"
-"""A name that Azure takes, too."""
+"""Name of the metadata; Azure takes letters and digits only."""
 _HEADER_CHARS_MAX: Final = 1900
 """S3 takes 2 KiB of metadata."""
 _BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|\b416\b")
@@ -40,19 +41,16 @@ class ObstoreTier:
         self.description = url
         self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL", prune=True)
         self._reads = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL", attempts=1)
-        self._keeps_metadata = True
+        self._keeps_metadata = not isinstance(self._store, LocalStore)
 
     async def put(self, name: ObjectName, data: bytes) -> None:
-        """Write an object; its header as metadata, too, so that the first layer and the header are one request."""
-        beside = base64.b64encode(compact_header(header_at_end(data) or b"")).decode()
+        """Write an object, and its header as metadata, so that one request reads the header and the first layer."""
+        header = base64.b64encode(compact_header(header_at_end(data) or b"")).decode()
+        is_kept = self._keeps_metadata and 0 < len(header) <= _HEADER_CHARS_MAX
         async with _translated():
-            if self._keeps_metadata and 0 < len(beside) <= _HEADER_CHARS_MAX:
-                try:
-                    await obstore.put_async(self._store, object_path(*name), data, attributes={_HEADER: beside})
-                    return
-                except NotImplementedError:  # a folder
-                    self._keeps_metadata = False
-            await obstore.put_async(self._store, object_path(*name), data)
+            await obstore.put_async(
+                self._store, object_path(*name), data, attributes={_HEADER: header} if is_kept else None
+            )
 
     async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
         async with _translated():

@@ -157,7 +157,7 @@ class Integrity:
                 )
             payload = next((result for result in places.values() if not isinstance(result, Unsound)), None)
             if payload is None:
-                payload = await self._from_others(copy.chunk)
+                payload = await self.from_others(copy.chunk)
             if payload is not None:
                 if key in self._quarantined:  # `retry` tells the index
                     self._quarantined[key].retry_at_s = 0.0
@@ -171,7 +171,8 @@ class Integrity:
         finally:
             self._tiers.unpin(pinned)
 
-    async def _from_others(self, chunk: Chunk) -> Bytes | None:
+    async def from_others(self, chunk: Chunk) -> Bytes | None:
+        """Return a chunk's (L, S) bytes, verified, from another node or the object tier; None if there are none."""
         async for payload in self._copies(chunk):
             if await self._matches(chunk, payload):
                 return payload

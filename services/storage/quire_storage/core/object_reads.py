@@ -1,4 +1,4 @@
-"""How the object tier is read: which ranges of layers, how many requests at a time, which requests twice. Pure.
+"""Decisions about reads of the object tier: ranges of layers, requests at a time, requests sent twice. Pure.
 
 A chunk object is layer-major, so a run of layers is one range. The first request for a chunk brings its first layer
 alone; the ranges behind it grow, so that a chunk takes about log2(L) requests.
@@ -16,6 +16,7 @@ _SAMPLES: Final = 256
 _SAMPLES_MIN: Final = 20
 _REQUESTS_A_HEDGE: Final = 20
 _HEDGES_SAVED: Final = 8
+_ANSWERS_A_JUDGEMENT: Final = 16
 _SLOW: Final = 0.95
 _UP: Final = 1.5
 _GAIN: Final = 1.1
@@ -167,7 +168,8 @@ class Hedging:
     """Decides when a request is sent a second time: later than 95% of its size were answered, for one in twenty."""
 
     def __init__(self) -> None:
-        self._took: dict[int, deque[float]] = {}
+        self._times: dict[int, deque[float]] = {}
+        self._answers = 0
         self._after_s: dict[int, float] = {}
         self._saved = _REQUESTS_A_HEDGE
 
@@ -188,8 +190,9 @@ class Hedging:
 
     def ended(self, size: int, took_s: float) -> None:
         """Note the time until an answer of `size` bytes."""
-        kind = size.bit_length()
-        times = self._took.setdefault(kind, deque(maxlen=_SAMPLES))
+        size_class = size.bit_length()
+        times = self._times.setdefault(size_class, deque(maxlen=_SAMPLES))
         times.append(took_s)
-        if len(times) >= _SAMPLES_MIN and len(times) % 8 == 0:
-            self._after_s[kind] = sorted(times)[int(_SLOW * len(times))]
+        self._answers += 1
+        if len(times) >= _SAMPLES_MIN and self._answers % _ANSWERS_A_JUDGEMENT == 0:
+            self._after_s[size_class] = sorted(times)[int(_SLOW * len(times))]

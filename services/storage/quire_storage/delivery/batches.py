@@ -25,7 +25,8 @@ from quire_storage.core.plan import BatchPlan, Carried, places, unheard
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.pool.striped import Striped
 from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoad
-from quire_storage.delivery.promotions import Promotion, Promotions, Reading, checksums_of
+from quire_storage.delivery.promotions import Promotion, Promotions
+from quire_storage.delivery.reading import Reading, checksums_of
 
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
@@ -181,6 +182,8 @@ class Batches:
     def failed(self) -> dict[int, QuireError]:
         """Return the chunks that the object tier did not deliver, by position in the delivery."""
         failed, start = dict[int, QuireError](), 0
+        if not self._loads:
+            return failed
         for batch in self.batches:
             failed |= {start + at: error for at, error in batch.failed().items()}
             start += len(batch.plan.bases)

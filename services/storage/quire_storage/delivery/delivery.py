@@ -34,8 +34,9 @@ from quire_storage.delivery.batches import Batches, ReadyBatch
 from quire_storage.delivery.fair_queue import Lane, Wire, WireQueue
 from quire_storage.delivery.layer_trace import LayerTrace
 from quire_storage.delivery.object_loads import ObjectChunk
-from quire_storage.delivery.promotions import Promotions, Reading
+from quire_storage.delivery.promotions import Promotions
 from quire_storage.delivery.rates import Allowance, Rates
+from quire_storage.delivery.reading import Reading
 from quire_storage.ports import AdmissionRequest, Clock
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20

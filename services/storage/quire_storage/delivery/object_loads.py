@@ -1,11 +1,11 @@
-"""Loads of chunks that are in the object tier alone, by runs of layers.
+"""Loads of chunks that only the object tier has, by runs of layers.
 
 A load is a group of chunks. Its layers arrive in order, each of all its chunks at once, verified. It reads into slots
 that the chunks keep, if there is memory for them: then deliveries that want the same chunks share the load, and whoever
-comes later joins at the layer that it has reached. Otherwise bytes stay where the answers left them until a delivery
-copies them to its staging block, and no more than two runs of layers are here at a time.
+comes later joins at the layer that it has reached. Otherwise a run of layers is read when the first of them is
+waited for, and its bytes stay where the answers left them until the delivery copies them to its staging block.
 
-A chunk that fails costs only itself: its bytes are zeros from that layer on, and deliveries say so at their end.
+A chunk that fails costs only itself: its bytes are zeros from that layer on, and outcomes of deliveries name it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,6 @@ from isal.isal_zlib import crc32
 from quire.model.errors import CorruptData, QuireError
 from quire.telemetry import logger, names, tracer
 from quire.transport.fair_threads import FairThreads
-from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.object_reads import layer_ranges
 from quire_storage.core.pool.slots import Shape
@@ -35,9 +34,10 @@ from quire_storage.tiers.object_tier import ChunkObjects, ChunkStart
 from quire_storage.tiers.tiers import Slots, Tiers
 
 Bytes = npt.NDArray[np.uint8]
-Copies = Callable[[Chunk], AsyncIterator[Bytes]]
+Healer = Callable[[Chunk], Awaitable[Bytes | None]]
 _GROUP_MAX: Final = 64
 _RUNS_AHEAD: Final = 2
+"""Of one that has ended, where its bytes have slots."""
 _SHARE_MAX: Final = 0.5
 """Of memory, for one delivery: more would push out what it has just brought."""
 
@@ -53,13 +53,13 @@ class ObjectChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadParts:
-    """Parts that all loads of a node share. `copies`: offers a chunk's bytes as others have them."""
+    """Parts that all loads of a node share. `heal`: returns a chunk's sound (L, S) bytes from elsewhere, or None."""
 
     tiers: Tiers
     objects: ChunkObjects
     threads: FairThreads
     clock: Clock
-    copies: Copies
+    heal: Healer
 
 
 class ObjectLoad:
@@ -176,7 +176,7 @@ class ObjectLoad:
             part = await self._heal(at, run, start)
             if part is not None:
                 await self._job(partial(self._place, at, run, part))
-        if part is None:
+        if part is None and self.slots is not None:
             await self._job(partial(self._blank, at, run))
         return part if self.slots is None else None
 
@@ -227,9 +227,8 @@ class ObjectLoad:
 
     def _blank(self, at: int, run: range) -> None:
         """Write zeros for layers that failed: another tenant's bytes may be in the slot. For a thread."""
-        if self.slots is not None:
-            for layer in run:
-                self._row(at, layer)[:] = 0
+        for layer in run:
+            self._row(at, layer)[:] = 0
 
     def _row(self, at: int, layer: int) -> Bytes:
         assert self.slots is not None, "chunks have slots"
@@ -240,9 +239,9 @@ class ObjectLoad:
     async def _heal(self, at: int, run: range, start: ChunkStart | None) -> memoryview | None:
         """Read layers of a chunk from another node, or another object; it fails where there is none."""
         assert start is not None, "it has a header"
-        async for payload in self._parts.copies(start.chunk):
-            if np.array_equal(row_checksums(payload), start.chunk.checksums):
-                return memoryview(payload[run.start : run.stop].tobytes())
+        payload = await self._parts.heal(start.chunk)
+        if payload is not None:
+            return memoryview(payload[run.start : run.stop].tobytes())
         layers = f"layers {run.start} to {run.stop - 1} of {start.chunk.key.hex()}"
         self._fail(at, CorruptData(f"{layers} have no sound bytes anywhere"))
         return None

@@ -12,7 +12,8 @@ from quire.model.errors import CorruptData, TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy
-from quire_storage.delivery.promotions import Promotion, Promotions, Reading
+from quire_storage.delivery.promotions import Promotion, Promotions
+from quire_storage.delivery.reading import Reading
 from quire_storage.ports import Clock
 
 _GROUP_BYTES: Final = 32 << 20

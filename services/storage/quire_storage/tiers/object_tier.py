@@ -107,9 +107,10 @@ class ChunkObjects:
     async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
         try:
-            chunk = await self._read((key, generation)) if generation else None
-            if chunk is None:
-                chunk = await self._search(key, skip=generation or None)
+            chunk = None
+            async for name in self._names((key, generation)):
+                if (chunk := await self._read(name)) is not None:
+                    break
         except QuireError as error:
             logger().warning("the object tier cannot be read", error=str(error))
             return None
@@ -117,12 +118,14 @@ class ChunkObjects:
             self._note_absent(key)
         return chunk
 
-    async def _search(self, key: bytes, skip: int | None) -> tuple[Header, Bytes] | None:
-        """Read the newest sound object of a key, other than that of the generation `skip`."""
-        for generation in [*await self._tier.generations(key), 0]:
-            if generation != skip and (chunk := await self._read((key, generation))) is not None:
-                return chunk
-        return None
+    async def _names(self, listed: ObjectName) -> AsyncIterator[ObjectName]:
+        """Yield the name that the index lists, if its generation is known, then the key's other names, newest first."""
+        key, generation = listed
+        if generation:
+            yield listed
+        for unlisted in [*await self._tier.generations(key), 0]:
+            if unlisted != generation or not generation:
+                yield key, unlisted
 
     async def _read(self, name: ObjectName) -> tuple[Header, Bytes] | None:
         raw = await self._tier.get(name)
@@ -150,14 +153,9 @@ class ChunkObjects:
             ObjectTierFailed: The tier does not answer, or refuses.
         """
         self._absent.pop(name[0], None)
-        names = [name] if name[1] else []
-        for attempt in range(2):
-            for each in names:
-                if (start := await self._begin(each, shape, stop_layer, tenant, due_s)) is not None:
-                    return start
-            if attempt == 0:
-                generations = [*await self._tier.generations(name[0]), 0]
-                names = [(name[0], generation) for generation in generations if generation != (name[1] or None)]
+        async for candidate in self._names(name):
+            if (start := await self._begin(candidate, shape, stop_layer, tenant, due_s)) is not None:
+                return start
         self._note_absent(name[0])
         raise ChunkMissing(f"the object tier has no sound object of {name[0].hex()}", field="chunk_keys")
 
@@ -166,18 +164,18 @@ class ChunkObjects:
     ) -> ChunkStart | None:
         read = partial(self.reads.read, name, tenant=tenant, due_s=due_s)
         end = shape.num_layers * shape.slice_bytes
-        whole = object_bytes(shape.num_layers, shape.slice_bytes, header_bytes(shape.num_layers))
+        size = object_bytes(shape.num_layers, shape.slice_bytes, header_bytes(shape.num_layers))
         tail = None
         if self._headers_beside:
             part = await read(0, stop_layer * shape.slice_bytes)
         else:
-            part, tail = await asyncio.gather(read(0, stop_layer * shape.slice_bytes), read(end, whole))
-        if part is None or part.size != whole:
+            part, tail = await asyncio.gather(read(0, stop_layer * shape.slice_bytes), read(end, size))
+        if part is None or part.size != size:
             return None
         self._headers_beside = part.header is not None
         raw = part.header
         if raw is None or sound_header(raw) is None:
-            tail = tail or await read(end, whole)
+            tail = tail or await read(end, size)
             raw = header_at_end(bytes(tail.data)) if tail is not None else None
         if raw is None or sound_header(raw) is None:
             logger().error("an object has no sound header", key=name[0].hex(), generation=name[1])

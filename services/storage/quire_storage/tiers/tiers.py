@@ -359,13 +359,13 @@ class Tiers:
             for key in remaining:
                 self._executor.post(ev.FetchFailed(key))
 
-    async def object_generations(self, keys: Sequence[bytes], known: Sequence[ChunkRecord]) -> dict[bytes, int]:
+    async def object_generations(self, keys: Sequence[bytes], records: Sequence[ChunkRecord]) -> dict[bytes, int]:
         """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown.
 
-        `known`: index records; keys without one are not looked up.
+        `records`: of the index; keys without one are not looked up.
         """
         generations = dict.fromkeys(keys, 0)
-        by_key = {record.key: record for record in known}
+        by_key = {record.key: record for record in records}
         records = [record for key, record in by_key.items() if key in generations]
         if records:
             try:
