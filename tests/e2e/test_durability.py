@@ -18,8 +18,8 @@ from redis import Redis
 from quire.client import AdminClient, QuireClient
 from quire.model.chunk_object import objects_folder
 from quire.model.descriptor import DeliveryOrder
-from quire.model.durability import Durability
-from quire.model.errors import NodeUnavailable, QuireError, QuotaExceeded
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ContentConflict, NodeUnavailable, QuireError, QuotaExceeded
 from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
@@ -233,6 +233,26 @@ async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Pa
             sound = [at for at in range(32) if at not in (9, 20)]
             assert np.array_equal(got[:, sound], payload[:, sound])
             assert not got[:, 9].any(), "nor any other bytes"
+
+
+async def test_what_the_object_tier_alone_has_is_prefetched_and_compared_with(tmp_path: Path) -> None:
+    """A prefetched prefix is delivered from memory; a store with VERIFY of other bytes is a conflict."""
+    with small_cluster(tmp_path) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            namespace = fresh_namespace(BIG)
+            keys, payload = some_keys(namespace, 32), random_payload(namespace, 32)
+            await store(client, namespace, keys, payload, durability=Durability.OBJECT)
+            cluster.kill("storage-0")
+            shutil.rmtree(tmp_path / "storage-0")
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            other = payload.copy()
+            other[1, 30, 7] ^= 1
+            with pytest.raises(ContentConflict):
+                await store(client, namespace, keys, other, on_existing=OnExisting.VERIFY)
+            assert await client.prefetch(namespace, keys, within_s=5.0) == 32
+            shutil.rmtree(tmp_path / "objects")
+            assert np.array_equal(await _fetched(client, namespace, keys), payload)
+            await store(client, namespace, keys, payload, on_existing=OnExisting.VERIFY)
 
 
 @pytest.mark.skipif("QUIRE_TEST_S3_URL" not in os.environ, reason="QUIRE_TEST_S3_URL names no bucket (make test-s3)")

@@ -114,7 +114,7 @@ MUTATIONS: dict[str, Mutation] = {
         0,
         "all objects of a chunk have one name, so that late requests affect objects of later entries",
         (edit(ChunkObjects, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
-        tested="tests/unit/storage/test_object_fetch.py",
+        tested="tests/unit/storage/test_object_tier.py",
     ),
     "unverified-objects": Mutation(
         0,
@@ -303,7 +303,7 @@ MUTATIONS: dict[str, Mutation] = {
     "compared-with-nothing": Mutation(
         0,
         "a store that is to be compared is taken where the object tier alone has the chunk",
-        (edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
+        (edit(Stores, "_elsewhere", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
         found_by="are others than before",
         seed=64,
     ),

@@ -1,4 +1,4 @@
-"""Orders to one storage node: its part of a delivery, or of a store. A gateway gives them, and the node checks them."""
+"""Orders to one storage node: its part of a delivery, prefetch or store. A gateway gives them, the node checks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, TargetInvalid
-from quire.model.index import NO_NAMESPACE, ChunkRecord
+from quire.model.index import NO_NAMESPACE, ChunkRecord, records
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import KvLayout
 from quire.model.policy import TenantPolicy
@@ -46,6 +46,33 @@ class DeliverOrder:
     unchained: bool = False
     namespace: bytes = NO_NAMESPACE
     until_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchOrder:
+    """Chunks of a prefix, into the memory of a node.
+
+    Attributes:
+        keys: Of the prefix, from its start.
+        ranges: Part of the node.
+        layout: Of the chunks; None if unknown, then nothing is brought from the object tier.
+        within_s: When they are wanted, seconds from now; 0 for soon.
+        namespace: Tag of the namespace that the keys were derived under; zeros if they were not.
+    """
+
+    keys: ChunkKeys
+    ranges: tuple[ChunkRange, ...]
+    layout: KvLayout | None = None
+    within_s: float = 0.0
+    namespace: bytes = NO_NAMESPACE
+
+    def records(self) -> list[ChunkRecord]:
+        """Return the index records of the chunks of the ranges, in order."""
+        return [
+            record
+            for run in self.ranges
+            for record in records(self.keys, run.first, run.count, namespace=self.namespace)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+from quire.model.errors import InvalidRequest
 from quire.model.index import NO_NAMESPACE
+from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
-from quire.model.transfers import DeliverOrder, IngestOrder
+from quire.model.ranges import ChunkRange
+from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.wire import convert
 from quire.wire.v1 import storage_pb2 as pb
 
@@ -53,6 +56,31 @@ def deliver_order_from(message: pb.DeliverRequest, tenant: str = "", until_s: fl
         unchained=message.unchained,
         namespace=message.namespace or NO_NAMESPACE,
         until_s=until_s,
+    )
+
+
+def prefetch_order_to(order: PrefetchOrder) -> pb.PrefetchChunksRequest:
+    """Return the message, without a permit."""
+    return pb.PrefetchChunksRequest(
+        chunk_keys=order.keys.packed,
+        within_ms=round(order.within_s * 1000),
+        ranges=convert.ranges_to(order.ranges),
+        layout=convert.layout_to(order.layout) if order.layout is not None else None,
+        namespace=b"" if order.namespace == NO_NAMESPACE else order.namespace,
+    )
+
+
+def prefetch_order_from(message: pb.PrefetchChunksRequest, node_id: str) -> PrefetchOrder:
+    """Check and convert a message; without ranges all keys are meant for the node. Raises `InvalidRequest`."""
+    keys, ranges = ChunkKeys(message.chunk_keys), convert.ranges_from(message.ranges)
+    if any(run.stop > len(keys) for run in ranges):
+        raise InvalidRequest(f"a range leaves the {len(keys)} keys", field="ranges")
+    return PrefetchOrder(
+        keys=keys,
+        ranges=ranges or (ChunkRange(node_id, 0, len(keys)),),
+        layout=convert.layout_from(message.layout) if message.HasField("layout") else None,
+        within_s=message.within_ms / 1000,
+        namespace=message.namespace or NO_NAMESPACE,
     )
 
 

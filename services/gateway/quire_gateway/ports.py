@@ -15,7 +15,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import MemberSpans, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
-from quire.model.transfers import DeliverOrder, IngestOrder
+from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire_server.clock import Clock
 
 __all__ = [
@@ -88,7 +88,7 @@ class StorageNodes(Protocol):
     async def stop(self, address: str, transfer_id: bytes, node_index: int) -> None:
         """End one node's part of an aborted transfer. Returns when no byte of it is in flight."""
 
-    async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, address: str, order: PrefetchOrder) -> int:
         """Have chunks brought into a node's memory; how many are there now."""
 
 

@@ -20,7 +20,7 @@ from quire.model.permit import PermitSigner
 from quire.telemetry import logger
 from quire.transport import data_plane
 from quire.wire import convert
-from quire.wire.convert_transfers import deliver_order_from, ingest_order_from
+from quire.wire.convert_transfers import deliver_order_from, ingest_order_from, prefetch_order_from
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
@@ -116,7 +116,7 @@ class StorageServicer(StorageServiceServicer):
 
     async def Prefetch(self, request: pb.PrefetchChunksRequest, context: Any) -> pb.PrefetchChunksResponse:
         self._permits.check(request, again=True)
-        promoted = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
+        promoted = await self._node.prefetches.prefetch(prefetch_order_from(request, self._node_id))
         return pb.PrefetchChunksResponse(in_memory=bytes(promoted))
 
     async def SendNonce(self, request: pb.SendNonceRequest, context: Any) -> pb.SendNonceResponse:

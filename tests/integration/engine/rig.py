@@ -186,7 +186,7 @@ class Engine:
         target = RdmaTarget(b"w", 4096, len(numbers) * shape.bytes, b"k")
         descriptor = Descriptor(keys, shape.num_layers, 1, shape.slice_bytes, DeliveryOrder.LAYERWISE, target)
         out = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
-        held = await self.tiers.pin(list(keys))
+        held = self.tiers.pin(list(keys))
         if held.missing:
             self.tiers.unpin(held)
             raise ChunkMissing(f"{len(held.missing)} of {len(keys)}", field="chunk_keys")

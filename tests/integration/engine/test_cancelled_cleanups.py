@@ -30,7 +30,7 @@ async def test_a_promotion_ends_though_its_reader_is_cancelled(after: int) -> No
     keys = ChunkKeys(b"".join(map(key_of, NUMBERS)))
     target = RdmaTarget(b"w", 4096, len(NUMBERS) * SHAPE.bytes, b"k")
     descriptor = Descriptor(keys, SHAPE.num_layers, 1, SHAPE.slice_bytes, DeliveryOrder.LAYERWISE, target)
-    held = await engine.tiers.pin(list(keys))
+    held = engine.tiers.pin(list(keys))
     batches = Batches(engine.reading, engine.promotions, descriptor, (ChunkRange("", 0, len(NUMBERS)),), held.copies)
     assert any(batch.promotion for batch in batches.batches), "it reads into slots of its own"
     disk.delay_s = 0.2

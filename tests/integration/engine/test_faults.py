@@ -197,7 +197,7 @@ async def test_far_more_than_memory_comes_back_whole() -> None:
 async def test_a_drop_does_not_hurt_a_reader() -> None:
     """Chunks held by a delivery keep their slots, in memory and on the drive, until it lets go."""
     _, engine = await _stored(list(range(8)))
-    held = await engine.tiers.pin([key_of(number) for number in range(8)])
+    held = engine.tiers.pin([key_of(number) for number in range(8)])
     assert await engine.drop(list(range(8))) == 8
     used = engine.pool.map.used_bytes
     await engine.put(list(range(50, 58)), Durability.LOCAL)

@@ -65,7 +65,7 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
     target = RdmaTarget(client.address, theirs.address, memory.nbytes, theirs.remote_key)
     descriptor = Descriptor(keys, SHAPE.num_layers, 16, SHAPE.slice_bytes, DeliveryOrder.LAYERWISE, target)
     call = DeliverOrder(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("node", 0, _COUNT),))
-    pinned = await engine.tiers.pin(list(keys))
+    pinned = engine.tiers.pin(list(keys))
     async with asyncio.timeout(20):
         outcome = await NodeDelivery(parts, call, pinned.copies).run()
     engine.tiers.unpin(pinned)

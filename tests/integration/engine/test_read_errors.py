@@ -83,7 +83,7 @@ async def test_a_quarantined_copy_is_left_alone_until_its_next_try() -> None:
 
     disk.fault = fault
     assert await engine.integrity.sound(key_of(1)) is None
-    async with engine.tiers.pinned([key_of(1)]) as copies:
+    with engine.tiers.pinned([key_of(1)]) as copies:
         before = len(reads)
         assert await engine.integrity.heal(copies[0]) is None
         assert len(reads) == before, "its drive was not read again"

@@ -8,6 +8,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.index import ChunkRecord, Pin
 from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.eviction import drops
+from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.residency import events as ev
 from tests.simulation.exhaustive.model import (
     KEYS,
@@ -96,8 +97,44 @@ class Clients(State):
 
     def deliver(self, node: Node, number: int, count: int, tip: bytes) -> None:
         ticket = self.ticket()
-        self.later("wait to read", node, number, ticket)
-        self.post(node, ev.Pinned(ticket, KEYS[:count], True, True))
+        copies, missing = self.ask(node, ticket, ev.Pinned(ticket, KEYS[:count], True))
+        if missing and node.residency is not None and node.residency.copies.objects:
+            self.later("load", node, number, ticket, tuple(copies), tuple(missing))
+        else:
+            self.later("read", node, number, ticket, (copies, missing))
+
+    def load(self, node: Node, number: int, ticket: int, copies: tuple[Copy, ...], missing: tuple[bytes, ...]) -> None:
+        """Begin to read what the object tier has; it goes into slots if there are any."""
+        chunks = tuple(chunk for key in missing if (chunk := self.newest_object(key)) is not None)
+        transfer = self.ticket()
+        reserved = ev.Reserved(transfer, SHAPE, len(chunks), patient=False)
+        offsets = tuple(self.ask(node, transfer, reserved) or ()) if chunks else ()
+        for chunk, offset in zip(chunks, offsets, strict=False):
+            node.memory[offset] = content_of(chunk)
+        self.later("loaded", node, number, ticket, copies, missing, transfer, offsets, chunks)
+
+    def loaded(
+        self,
+        node: Node,
+        number: int,
+        ticket: int,
+        copies: tuple[Copy, ...],
+        missing: tuple[bytes, ...],
+        transfer: int,
+        offsets: tuple[int, ...],
+        chunks: tuple[Chunk, ...],
+    ) -> None:
+        for chunk, offset in zip(chunks, offsets, strict=False):
+            if node.memory[offset] != content_of(chunk):
+                raise Broken(f"another wrote into the slot of {names_of([chunk.key])}")
+            self.post(node, ev.Loaded(chunk, transfer, offset))
+        self.post(node, ev.ReservationEnded(transfer))
+        delivered = {chunk.key for chunk in chunks}
+        self.read(node, number, ticket, (copies, [key for key in missing if key not in delivered]))
+
+    def newest_object(self, key: bytes) -> Chunk | None:
+        mine = [chunk for (each, _), chunk in self.objects.items() if each == key]
+        return mine[-1] if mine else None
 
     def read(self, node: Node, number: int, ticket: int, value: Any) -> None:
         copies, missing = value

@@ -263,8 +263,8 @@ _STEPS: Final[dict[str, Callable[..., None]]] = {
     "put": Cluster.put,
     "list object": Cluster.list_object,
     "object listed": Cluster.object_listed,
-    "fetch": Cluster.fetch,
-    "fetched": Cluster.fetched,
+    "load": Cluster.load,
+    "loaded": Cluster.loaded,
     "write": Cluster.write,
     "headers written": Cluster.headers_written,
     "forgotten": Cluster.forgotten,
@@ -290,7 +290,7 @@ _ELSEWHERE: Final = frozenset(
     }
 )
 _WRITING: Final = frozenset({"object expected", "put", "list object"})
-_OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "wait to read", "read"})
+_OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "load", "loaded", "read"})
 # What the one who waits hears when the request, or its answer, is lost.
 _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "drop": Cluster.drop_unanswered,
@@ -307,6 +307,6 @@ _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "put": lambda self, node, chunk, generation: self.again(node, chunk.key),
     "list object": lambda self, node, chunk, generation: self.again(node, chunk.key),
     "object listed": lambda self, node, chunk, generation, mark: self.again(node, chunk.key),
-    "fetch": lambda self, node, key: self.fetched(node, key, None),
-    "fetched": lambda self, node, key, chunk: self.fetched(node, key, None),
+    "load": lambda self, node, number, ticket, copies, missing: self.read(node, number, ticket, (copies, missing)),
+    "loaded": lambda self, node, *arguments: self.loaded(node, *arguments[:-1], ()),
 }

@@ -42,9 +42,6 @@ class State:
             if step.what == "wait to reregister" and (step.node, step.arguments[0]) == (node.number, ticket):
                 self.steps[at] = Step("reregistered", step.node, step.incarnation, (ticket,))
                 return
-            if step.what == "wait to read" and (step.node, step.arguments[1]) == (node.number, ticket):
-                self.steps[at] = Step("read", step.node, step.incarnation, (step.arguments[0], ticket, value))
-                return
 
     def read_from(self, node: Node, copy: Copy) -> int | None:
         if copy.memory is not None:
@@ -106,9 +103,6 @@ class State:
                 self.later("ask to evict", node, question, tuple(records))
             case ev.AskToWithdraw(question, records):
                 self.later("ask to withdraw", node, question, tuple(records))
-            case ev.Fetch(keys):
-                for key in keys:
-                    self.later("fetch", node, key)
             case ev.Upload(key, _, _):
                 if key not in node.unsent and key not in node.sending:
                     node.unsent[key] = None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.model.durability import Durability
 from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.residency import events as ev
 from tests.simulation.exhaustive.clients import Clients
-from tests.simulation.exhaustive.model import LOST, RECORDS, SHAPE, Broken, Node, Step, content_of, names_of, now
+from tests.simulation.exhaustive.model import LOST, RECORDS, Broken, Node, Step, content_of, names_of, now
 
 _RECORD_OF = {fingerprint(record.key): record for record in RECORDS}
 
@@ -91,7 +90,7 @@ class Steps(Clients):
 
     def read_and_put(self, node: Node, key: bytes, generation: int) -> None:
         ticket = self.ticket()
-        copies, _ = self.ask(node, ticket, ev.Pinned(ticket, [key], False, False))
+        copies, _ = self.ask(node, ticket, ev.Pinned(ticket, [key], False))
         if copies:
             if self.read_from(node, copies[0]) != content_of(copies[0].chunk):
                 raise Broken(f"{names_of([key])} is uploaded with other bytes")
@@ -119,20 +118,6 @@ class Steps(Clients):
         if mark is ObjectMark.LISTED:
             self.post(node, ev.Uploaded(chunk, generation))
         self.again(node, chunk.key)
-
-    def fetch(self, node: Node, key: bytes) -> None:
-        mine = [chunk for (each, _), chunk in self.objects.items() if each == key]
-        self.later("fetched", node, key, mine[-1] if mine else None)
-
-    def fetched(self, node: Node, key: bytes, chunk: Chunk | None) -> None:
-        ticket = self.ticket()
-        offsets = self.ask(node, ticket, ev.Reserved(ticket, SHAPE, 1)) if chunk is not None else None
-        if chunk is not None and isinstance(offsets, list):
-            node.memory[offsets[0]] = content_of(chunk)
-            self.post(node, ev.Fetched(chunk, Durability.OBJECT, ticket, offsets[0]))
-        else:
-            self.post(node, ev.FetchFailed(key))
-        self.post(node, ev.ReservationEnded(ticket))
 
     def write(self, node: Node, write: ev.Write) -> None:
         for placed, source in zip(write.placed, write.sources, strict=True):

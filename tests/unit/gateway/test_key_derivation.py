@@ -84,7 +84,7 @@ class _Seen:
         self.keys.append(ChunkKeys(request.chunk_keys))
         return pb.EvictResponse()
 
-    async def prefetch(self, readable: LookupAnswer, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, readable: LookupAnswer, namespace: Namespace, keys: ChunkKeys, within_s: float) -> int:
         self.keys.append(keys)
         return 0
 

@@ -51,7 +51,7 @@ class Answers:
         self._newest = machine.copies.last_number
         self._hits = machine.hits.copy()
         match event:
-            case ev.Pinned(_, keys, True, _):
+            case ev.Pinned(_, keys, True):
                 self._hits.update(map(self._tier, keys))
             case ev.Denied(records):
                 self._absent = {each.key for each in records if each.key not in machine.copies.entries} - set(
@@ -154,8 +154,6 @@ class Answers:
                 assert instruction.placed
             case ev.Withdraw(records):
                 assert records
-            case ev.Fetch(keys):
-                assert machine.copies.objects and not any(key in machine for key in keys)
             case _:
                 raise AssertionError(f"no instruction: {instruction}")
 

@@ -91,7 +91,9 @@ class History:
 
     def _pin(self) -> None:
         numbers = self._random.sample(range(CHUNKS), 3)
-        ticket = self._world.pin(numbers, fetch=self._random.random() < 0.5)
+        ticket = self._world.pin(numbers)
+        if self._random.random() < 0.5:
+            self._world.load(numbers)
         self._readers.append(ticket)
         if held := self._world.held.get(ticket):
             more = self._world.ticket()

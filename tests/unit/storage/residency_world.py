@@ -6,8 +6,9 @@ when it begins, so that a slot which changes hands in between is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -116,7 +117,11 @@ class World:
         return self._tickets
 
     def store(
-        self, chunks: list[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP, compared: int = 0
+        self,
+        chunks: list[Chunk],
+        level: Durability,
+        on_existing: OnExisting = OnExisting.SKIP,
+        elsewhere: Sequence[Chunk] = (),
     ) -> tuple[int, int]:
         """Reserve slots, lay the bytes, offer: transfer and store, unless there is no memory (store is 0)."""
         transfer = self.ticket()
@@ -138,10 +143,29 @@ class World:
                 level=level,
                 on_existing=on_existing,
                 generation=self._next_generation() if self.proposes() else 0,
-                compared=compared,
+                elsewhere=elsewhere,
             )
         )
         return transfer, store
+
+    def load(self, numbers: list[int]) -> None:
+        """Begin to read those that the object tier has into slots, if there is memory now."""
+        chunks = [chunk for number in numbers if (chunk := self.objects.get(chunk_of(number).key)) is not None]
+        for shape in dict.fromkeys(chunk.shape for chunk in chunks):
+            group, transfer = [chunk for chunk in chunks if chunk.shape == shape], self.ticket()
+            self.post(ev.Reserved(transfer, shape, len(group), patient=False))
+            offsets = self.answers[transfer]
+            if isinstance(offsets, list):
+                loaded = list(zip(group, offsets, strict=True))
+                self._run("load", partial(self._loaded, transfer, loaded), partial(self._loaded, transfer, []))
+            else:
+                self.post(ev.ReservationEnded(transfer))
+
+    def _loaded(self, transfer: int, loaded: list[tuple[Chunk, int]]) -> None:
+        for chunk, offset in loaded:
+            self.memory[offset] = content_of(chunk)
+            self.post(ev.Loaded(chunk, transfer, offset))
+        self.post(ev.ReservationEnded(transfer))
 
     def drop(self, *keys: bytes) -> int:
         """The entries under which these were listed have ended; the ticket."""
@@ -164,9 +188,9 @@ class World:
         self.post(ev.ReservationEnded(transfer))
         return keys
 
-    def pin(self, numbers: list[int], *, fetch: bool = False) -> int:
+    def pin(self, numbers: list[int]) -> int:
         ticket = self.ticket()
-        self.post(ev.Pinned(ticket, [chunk_of(number).key for number in numbers], True, fetch))
+        self.post(ev.Pinned(ticket, [chunk_of(number).key for number in numbers], True))
         return ticket
 
     def operation(self, name: str) -> Operation:
@@ -284,9 +308,6 @@ class World:
                     lambda: self._let_go(question, keys, self.listed_objects, of_object),
                     lambda: self._let_go(question, keys, set(), of_object),
                 )
-            case ev.Fetch(keys):
-                for key in keys:
-                    self._run("fetch", lambda key=key: self._fetch(key), lambda key=key: self._no_object(key))  # type: ignore[misc]
             case ev.Upload(key, _, _):
                 if key not in self.uploads:
                     self.uploads[key] = self._run("upload", lambda: self._upload(key))
@@ -377,24 +398,6 @@ class World:
             self.acknowledged.pop(key, None)
             self.listed_here.discard(key)
         self.post(ev.Answered(question, out))
-
-    def _fetch(self, key: bytes) -> None:
-        chunk = self.objects.get(key)
-        if chunk is None:
-            self._no_object(key)
-            return
-        transfer = self.ticket()
-        self.post(ev.Reserved(transfer, chunk.shape, 1))
-        offsets = self.answers.get(transfer)
-        if isinstance(offsets, list):
-            self.memory[offsets[0]] = content_of(chunk)
-            self.post(ev.Fetched(chunk, Durability.OBJECT, transfer, offsets[0]))
-        else:
-            self._no_object(key)
-        self.post(ev.ReservationEnded(transfer))
-
-    def _no_object(self, key: bytes) -> None:
-        self.post(ev.FetchFailed(key))
 
     def _upload(self, key: bytes) -> None:
         del self.uploads[key]

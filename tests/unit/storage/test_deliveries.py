@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,25 +23,29 @@ from quire.model.transfers import DeliverOrder
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
 from quire_storage.config import StorageConfig
+from quire_storage.core.pool.slots import Shape
 from quire_storage.delivery import deliveries as module
 from quire_storage.delivery.deliveries import Deliveries
+from quire_storage.delivery.object_loads import LoadParts, ObjectChunk, ObjectLoads
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.tiers.object_tier import ChunkObjects
 
 
-class _Tiers:
-    """Pins wait until `found` is set."""
+class _Node:
+    """Its tiers and loads: the object tier alone has the chunk, and answers once `found` is set."""
 
     objects: Any = None
 
     def __init__(self) -> None:
         self.found = asyncio.Event()
         self.unpinned = 0
-        self.missing: list[bytes] = []
 
-    async def pin(self, keys: Any, *, fetch: bool) -> Any:
+    def pin(self, keys: Any) -> Any:
+        return SimpleNamespace(copies=[], missing=keys)
+
+    async def find(self, records: Any, shape: Shape) -> dict[bytes, ObjectChunk]:
         await self.found.wait()
-        return SimpleNamespace(copies=[], missing=self.missing)
+        return {record.key: ObjectChunk(record.key, 1, shape) for record in records}
 
     def check_shape(self, shape: Any) -> None:
         raise LayoutInvalid("a slice is larger than a staging block")
@@ -89,18 +93,19 @@ async def _first(events: AsyncIterator[Any]) -> Any:
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Tiers]:
-    tiers: Any = _Tiers()
+def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Node]:
+    tiers: Any = _Node()
     _Delivery.quiet = asyncio.Event()
     monkeypatch.setattr(module, "NodeDelivery", _Delivery)
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
-    parts: Any = {"config": config, "parts": None, "tiers": tiers, "registry": None, "index": None, "on_read": None}
+    reading = SimpleNamespace(reading=SimpleNamespace(loads=tiers))
+    parts: Any = {"config": config, "parts": reading, "tiers": tiers, "registry": None, "index": None, "on_read": None}
     parts["transfers"] = Transfers(FakeClock())
     return Deliveries(spawn=spawn, **parts), tiers
 
 
-async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Tiers]) -> None:
+async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Node]) -> None:
     """All of them ran at once when the object tier had answered."""
     deliveries, _ = node
     waiting = [asyncio.create_task(_first(deliveries.deliver(_call(number)))) for number in range(2)]
@@ -113,17 +118,18 @@ async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Ti
     assert not deliveries._room.taken, "one that is given up makes room"
 
 
-async def test_a_shape_is_checked_before_a_load_of_the_object_tier(node: tuple[Deliveries, _Tiers]) -> None:
+async def test_a_shape_is_checked_before_a_load_of_the_object_tier(node: tuple[Deliveries, _Node]) -> None:
     """A slice that is larger than a staging block would be written over the blocks behind it."""
     deliveries, tiers = node
-    tiers.objects, tiers.missing = object(), [bytes(32)]
-    tiers.found.set()
+    none: Any = None
+    loads = ObjectLoads(LoadParts(tiers=cast(Any, tiers), objects=none, threads=none, clock=none, heal=none))
+    deliveries._parts.reading.loads = loads  # type: ignore[misc]
     with pytest.raises(LayoutInvalid):
         await anext(deliveries.deliver(_call(1)))
     assert tiers.unpinned == 1 and not deliveries._room.taken
 
 
-async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Tiers]) -> None:
+async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Node]) -> None:
     deliveries, _ = node
 
     def of(tenant: str, number: int) -> DeliverOrder:
@@ -142,7 +148,7 @@ async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Tiers])
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries, _Tiers]) -> None:
+async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries, _Node]) -> None:
     """A second delivery of the id would write to the buffer after the first one's `Quiesced`."""
     deliveries, tiers = node
     tiers.found.set()
@@ -162,7 +168,7 @@ async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries,
         assert await _first(again) == 0
 
 
-async def test_an_object_that_has_come_since_is_not_withdrawn(node: tuple[Deliveries, _Tiers]) -> None:
+async def test_an_object_that_has_come_since_is_not_withdrawn(node: tuple[Deliveries, _Node]) -> None:
     """A long fetch ends seconds after it has found one chunk missing: a store may have put and listed it meanwhile."""
     deliveries, _ = node
     records = [ChunkRecord(bytes([number]) * 32, b"", bytes(32), b"") for number in range(2)]

@@ -68,7 +68,6 @@ async def test_an_instruction_that_fails_unexpectedly_ends(instruction: Any, exp
         write_behind=None,
         registry=broken,
         clock=FakeClock(),
-        fetch=lambda keys: asyncio.sleep(0),
         checked=0,
     )
     executor.post("begin")  # type: ignore[arg-type]

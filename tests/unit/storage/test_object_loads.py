@@ -286,3 +286,18 @@ async def test_a_load_that_none_wants_any_more_stops(world: World, monkeypatch: 
     await _read(second)
     await world.loads.leave(second)
     assert world.kept[1] == [_key(number) for number in range(3)]
+
+
+async def test_chunks_are_brought_as_far_as_there_is_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 at a time; one that fails is not counted, and one that is being loaded is read once."""
+    monkeypatch.setattr(object_loads, "_SHARE_MAX", 1.0)
+    for number in range(40):
+        await world.put(number)
+    await world.damage(3, 0)
+    ((load, _),) = world.loads.join(_wanted(5), "", None)
+    reserve, groups = world.loads._parts.tiers.reserve_now, iter([True, True, False])
+    monkeypatch.setattr(world.loads._parts.tiers, "reserve_now", lambda *of: reserve(*of) if next(groups) else None)
+    brought = await world.loads.bring(_wanted(*range(40)), 0.0)
+    assert brought == {_key(number) for number in range(33) if number != 3}, "5, and two groups of 16"
+    await world.loads.leave(load)
+    assert world.objects.read_bytes[_key(5)] == SHAPE.bytes and not world.loads._running

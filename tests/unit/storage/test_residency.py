@@ -59,10 +59,12 @@ class ResidencyMachine(RuleBasedStateMachine):
         transfer = data.draw(st.sampled_from(sorted(self.stores)))
         self.world.acknowledge(transfer, self.stores.pop(transfer))
 
-    @rule(numbers=st.lists(_NUMBERS, min_size=1, max_size=4, unique=True), fetch=st.booleans())
-    def pin(self, numbers: list[int], fetch: bool) -> None:
+    @rule(numbers=st.lists(_NUMBERS, min_size=1, max_size=4, unique=True), load=st.booleans())
+    def pin(self, numbers: list[int], load: bool) -> None:
         readable = {number for number in numbers if chunk_of(number).key in self.world.acknowledged}
-        ticket = self.world.pin(numbers, fetch=fetch)
+        ticket = self.world.pin(numbers)
+        if load:
+            self.world.load(numbers)
         self.readers.append(ticket)
         answer: Any = self.world.answers.get(ticket)
         if answer is not None:
@@ -317,35 +319,6 @@ def test_a_node_whose_drives_are_full_stops_all_the_same() -> None:
     assert stopping in world.answers
 
 
-def test_many_readers_of_one_object_fetch_it_once() -> None:
-    world = World(drives=1, objects=True)
-    world.objects[chunk_of(0).key] = chunk_of(0)
-    readers = [world.pin([0], fetch=True) for _ in range(5)]
-    assert [each.name for each in world.running] == ["fetch"]
-    world.settle()
-    assert all(len(world.held[ticket]) == 1 for ticket in readers)
-
-
-def test_more_than_memory_holds_is_fetched_for_one_reader() -> None:
-    """What was being written when memory was searched for room may leave it once written, though it is awaited."""
-    world = World(drives=1, objects=True, arena_slabs=1)
-    numbers = [0, 1, 2, 3, 8]
-    world.objects |= {chunk_of(number).key: chunk_of(number) for number in numbers}
-    reader = world.pin(numbers, fetch=True)
-    for _ in range(4):
-        world.end(world.operation("fetch"))
-    last = world.ticket()
-    world.post(ev.Reserved(last, chunk_of(8).shape, 1))
-    assert last not in world.answers, "memory is full of what is on no drive"
-    while "write" in {each.name for each in world.running}:
-        world.end(world.operation("write"))
-    offsets: Any = world.answers[last]
-    world.memory[offsets[0]] = content_of(chunk_of(8))
-    world.post(ev.Fetched(chunk_of(8), Durability.OBJECT, last, offsets[0]))
-    world.post(ev.ReservationEnded(last))
-    assert len(world.held[reader]) == 5
-
-
 def test_many_readers_of_one_prefix_on_a_drive_promote_it_once() -> None:
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
     _stored(world, 0, 4)
@@ -472,14 +445,11 @@ def test_a_chunk_without_a_place_cannot_be_read() -> None:
     """It gave its memory up to the object tier while an older copy of it was still being read."""
     world = World(drives=0, objects=True, arena_slabs=1)
     _stored(world, 0, 1)
-    reader = world.pin([0])
+    world.pin([0])
     world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: world.index.pop(chunk_of(0).key)}))
-    world.pin([0], fetch=True)
-    world.end(world.operation("fetch"))
+    world.load([0])
+    world.end(world.operation("load"))
     assert chunk_of(0).key in world.residency
-    for ticket in [ticket for ticket in world.held if ticket != reader]:
-        world.held.pop(ticket)
-        world.post(ev.Unpinned(ticket))
     world.post(ev.Reserved(world.ticket(), chunk_of(0).shape, 3))
     answer: Any = world.answers[world.pin([0])]
     copies, missing = answer

@@ -286,9 +286,9 @@ def test_an_answer_that_is_being_taken_back_counts_for_none() -> None:
     world.objects[KEY] = chunk_of(0)
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
     world.post(ev.Lost([world.residency.copies.entries[KEY].number]))
-    reader = world.pin([0], fetch=True)
-    world.end(world.operation("fetch"))
-    assert len(world.held[reader]) == 1 and KEY in world.residency
+    world.load([0])
+    world.end(world.operation("load"))
+    assert KEY in world.residency
     world.running = [each for each in world.running if each.name != "register"]
     world.post(ev.Indexed(store, {KEY: 1 << 16}))
     assert world.residency.generation(KEY) == 0

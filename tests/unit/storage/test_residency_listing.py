@@ -87,19 +87,6 @@ def test_a_store_waits_for_what_the_index_says_of_the_copy_before() -> None:
     assert KEY in _settled(world)
 
 
-def test_a_copy_that_is_lost_while_its_reader_waits_for_others_leaves_nothing() -> None:
-    world = World(drives=1, objects=True, arena_slabs=1, drive_slabs=4)
-    stored(world, [chunk_of(0)])
-    stored(world, [chunk_of(number) for number in range(8, 12)])
-    reader = world.pin([0, 16], fetch=True)
-    world.post(ev.DriveLost(0))
-    world.end(world.operation("fetch"), fail=True)
-    world.held.clear()
-    world.post(ev.Unpinned(reader))
-    world.settle()
-    assert KEY not in world.residency and not world.residency.copies.leaving
-
-
 def test_what_waits_for_space_on_a_drive_does_not_wait_for_itself() -> None:
     """Simulated seed 581: a chunk was dropped, and stayed on the drive for a goal that waited for its place."""
     full = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import PoolFull
+from quire.model.errors import ContentConflict, PoolFull
 from quire_storage.core.chunks import Copy
 from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings, contents, evictions, promotions, writes
@@ -130,45 +130,40 @@ def test_what_does_not_fit_into_memory_does_not_keep_another_shape_from_it() -> 
     assert answer.keys() == {number for number, count in free.items() if count}
 
 
-def test_a_chunk_of_the_object_tier_is_kept_beside_other_bytes_of_its_key_for_its_readers_only() -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_chunk_of_the_object_tier_does_not_replace_what_was_stored_meanwhile(version: int) -> None:
     world = World(drives=0, objects=True)
-    world.objects[chunk_of(0).key] = chunk_of(0, version=1)
-    reader = world.pin([0], fetch=True)
+    world.objects[chunk_of(0).key] = chunk_of(0, version)
+    world.load([0])
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(world.operation("register"))
-    world.end(world.operation("fetch"))
-    (copy,) = world.held[reader]
-    assert copy.chunk.same_content(chunk_of(0, version=1)), "the bytes that came"
+    world.settle()
     world.acknowledge(transfer, store)
     assert _pinned(world, 0).chunk.same_content(chunk_of(0))
-    world.held.pop(reader)
-    world.post(ev.Unpinned(reader))
-    world.settle()
     assert world.residency.ledger.slots.used_bytes == chunk_of(0).shape.slot_bytes
 
 
-def test_the_same_bytes_from_the_object_tier_are_not_kept_twice() -> None:
+@pytest.mark.parametrize("here", [False, True])
+def test_a_store_is_compared_with_the_object_tier_unless_a_copy_is_here(here: bool) -> None:
     world = World(drives=0, objects=True)
-    world.objects[chunk_of(0).key] = chunk_of(0)
-    reader = world.pin([0], fetch=True)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(world.operation("register"))
-    world.end(world.operation("fetch"))
+    if here:
+        stored(world, [chunk_of(0)])
+    transfer, store = world.store(
+        [chunk_of(0)], Durability.MEMORY, OnExisting.VERIFY, elsewhere=[chunk_of(0, version=1)]
+    )
+    world.settle()
+    assert isinstance(world.answers[store], ContentConflict) is not here
     world.acknowledge(transfer, store)
-    assert len(world.held[reader]) == 1
-    assert world.residency.ledger.slots.used_bytes == chunk_of(0).shape.slot_bytes
+    world.settle()
+    assert (chunk_of(0).key in world.residency) is here and not under_way(world.residency)
 
 
 def test_what_came_from_the_object_tier_gives_up_its_memory_and_is_noted_as_come() -> None:
     world = World(drives=0, objects=True, arena_slabs=1)
     world.objects |= {chunk_of(number).key: chunk_of(number) for number in range(4)}
     with world.residency.arriving() as arriving:
-        world.pin([0, 1, 2, 3], fetch=True)
+        world.load([0, 1, 2, 3])
         world.settle()
         assert arriving == {chunk_of(number).key for number in range(4)}
-    for ticket in list(world.held):
-        world.held.pop(ticket)
-        world.post(ev.Unpinned(ticket))
     before = world.residency.evictions["memory"]
     transfer = world.ticket()
     world.post(ev.Reserved(transfer, chunk_of(8).shape, 3))
@@ -176,9 +171,8 @@ def test_what_came_from_the_object_tier_gives_up_its_memory_and_is_noted_as_come
     assert world.residency.evictions["memory"] - before == 3
 
 
-def test_a_fetch_that_none_waits_for_and_a_transfer_that_is_not_known_are_nothing() -> None:
+def test_a_transfer_that_is_not_known_is_nothing() -> None:
     world = World(drives=0, objects=True)
-    world.post(ev.FetchFailed(chunk_of(0).key))
     world.post(ev.TransferUnsettled(world.ticket()))
     world.post(ev.ReservationEnded(world.ticket()))
     assert not under_way(world.residency) and not world.running
@@ -246,7 +240,7 @@ def test_what_was_used_goes_after_what_was_not() -> None:
         stored(world, [chunk_of(first)])
     _pinned(world, 0)
     looked = world.ticket()
-    world.post(ev.Pinned(looked, [chunk_of(8).key], False, False))
+    world.post(ev.Pinned(looked, [chunk_of(8).key], False))
     world.held.pop(looked)
     world.post(ev.Unpinned(looked))
     for number in (32, 33, 34):
@@ -309,28 +303,26 @@ def test_a_store_that_finds_no_space_says_how_much_it_wanted() -> None:
 
 
 def test_a_store_does_not_wait_for_space_that_it_holds_itself() -> None:
-    """A store pinned evicted copies to compare with, and waited for a store that waited for their space."""
+    """It pins a chunk that was there before, and that is evicted while it waits."""
     world = World(drives=1, objects=False, arena_slabs=8, drive_slabs=1, settings=FULL)
     for first in (0, 8, 16, 24):
         stored(world, [chunk_of(first)])
-    compared = world.ticket()
-    world.post(ev.Pinned(compared, [chunk_of(0).key], False, False))
+    reader = world.pin([8])
     asked = world.ticket()
-    world.post(ev.EvictionWanted(asked, [chunk_of(0).key]))
+    world.post(ev.EvictionWanted(asked, [chunk_of(8).key]))
     world.settle()
     assert world.answers[asked] == 1
-    world.leased = {chunk_of(first).key for first in range(8, 64)}
-    first_transfer, first_store = world.store([chunk_of(32)], Durability.LOCAL)
+    world.leased = {chunk_of(first).key for first in range(16, 64)}
+    transfer, store = world.store([chunk_of(0), chunk_of(32), chunk_of(40)], Durability.LOCAL)
+    again = world.ticket()
+    world.post(ev.EvictionWanted(again, [chunk_of(0).key]))
     world.settle()
-    assert first_store not in world.answers, "the pinned copy leaves soon"
-    second_transfer, second_store = world.store([chunk_of(32)], Durability.LOCAL, OnExisting.VERIFY, compared)
+    assert store not in world.answers and world.answers[again] == 1, "the copy that is read leaves soon"
+    world.held.pop(reader)
+    world.post(ev.Unpinned(reader))
     world.settle()
-    assert isinstance(world.answers[first_store], PoolFull)
-    assert isinstance(world.answers[second_store], PoolFull), "it was next, and there is no space for it either"
-    world.acknowledge(first_transfer, first_store)
-    world.acknowledge(second_transfer, second_store)
-    world.held.pop(compared)
-    world.post(ev.Unpinned(compared))
+    assert isinstance(world.answers[store], PoolFull), "it needs two places: one is free, and one it holds itself"
+    world.acknowledge(transfer, store)
     world.settle()
     assert chunk_of(0).key not in world.residency and not under_way(world.residency)
 
@@ -461,17 +453,15 @@ def test_a_node_that_starts_knows_what_its_drives_have() -> None:
 
 
 def test_two_copies_for_readers_only_leave_one_after_the_other() -> None:
-    """Each came from the object tier after other bytes of its key had been stored."""
     world = World(drives=0, objects=True)
-    world.objects[chunk_of(0).key] = chunk_of(0, version=1)
     readers = []
-    for _ in range(2):
-        readers.append(world.pin([0], fetch=True))
-        transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    for version in range(2):
+        transfer, store = world.store([chunk_of(0, version)], Durability.MEMORY)
         world.end(world.operation("register"))
-        world.end(world.operation("fetch"))
         world.acknowledge(transfer, store)
+        readers.append(world.pin([0]))
         world.drop(chunk_of(0).key)
+    assert world.residency.copies.leaving[chunk_of(0).key] == 2
     for reader in readers:
         world.held.pop(reader)
         world.post(ev.Unpinned(reader))

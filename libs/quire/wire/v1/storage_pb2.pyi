@@ -180,14 +180,20 @@ class DescribeResponse(_message.Message):
     def __init__(self, headers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrefetchChunksRequest(_message.Message):
-    __slots__ = ("chunk_keys", "within_ms", "permit")
+    __slots__ = ("chunk_keys", "within_ms", "permit", "ranges", "layout", "namespace")
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     chunk_keys: bytes
     within_ms: int
     permit: bytes
-    def __init__(self, chunk_keys: _Optional[bytes] = ..., within_ms: _Optional[int] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]
+    layout: _common_pb2.KvLayout
+    namespace: bytes
+    def __init__(self, chunk_keys: _Optional[bytes] = ..., within_ms: _Optional[int] = ..., permit: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., namespace: _Optional[bytes] = ...) -> None: ...
 
 class PrefetchChunksResponse(_message.Message):
     __slots__ = ("in_memory",)

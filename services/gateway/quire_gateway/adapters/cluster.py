@@ -18,11 +18,11 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
-from quire.model.transfers import DeliverOrder, IngestOrder
+from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.telemetry import logger
 from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
-from quire.wire.convert_transfers import deliver_order_to, ingest_order_to
+from quire.wire.convert_transfers import deliver_order_to, ingest_order_to, prefetch_order_to
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -108,8 +108,8 @@ class GrpcStorageNodes:
         permit(self._permits, request, tenant, self._clock.now_ms() + round(1000 * _NONCE_TIMEOUT_S))
         await call(self._stub(address).SendNonce, request, timeout_s=_NONCE_TIMEOUT_S, again=False)
 
-    async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
-        request = storage_pb2.PrefetchChunksRequest(chunk_keys=keys.packed, within_ms=within_ms)
+    async def prefetch(self, address: str, order: PrefetchOrder) -> int:
+        request = prefetch_order_to(order)
         member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(address).Prefetch, request, timeout_s=self._config.transfer_timeout_s)
         return sum(response.in_memory)

@@ -123,7 +123,7 @@ class GatewayServicer(GatewayServiceServicer):
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt, payload=payload)):
             keys = await self._derivation.derive(namespace.tag, keys)
             match = await self._lookups.lookup(Question(namespace, keys))
-            promoted = await self._gateway.prefetch(match, keys, request.within_ms)
+            promoted = await self._gateway.prefetch(match, namespace, keys, request.within_ms / 1000)
             return pb.PrefetchResponse(matched_chunks=match.matched_chunks, chunks_in_memory=promoted)
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:

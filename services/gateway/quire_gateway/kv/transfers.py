@@ -24,7 +24,7 @@ from quire.model.nodes import NodeAddress
 from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
-from quire.model.transfers import DeliverOrder, IngestOrder
+from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.model.urgency import Urgency
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
@@ -131,18 +131,24 @@ class KvTransfers:
         moved_bytes = sum(outcome.bytes_moved for outcome in outcomes)
         yield FetchSummary(usable_chunks(mask), moved_bytes, delivered=mask)
 
-    async def prefetch(self, readable: Readable, keys: ChunkKeys, within_ms: int) -> int:
+    async def prefetch(self, readable: Readable, namespace: Namespace, keys: ChunkKeys, within_s: float) -> int:
         """Have matched chunks brought into the memory of the nodes that would deliver them; returns how many are there.
 
         Raises the first node's error if all have failed.
         """
         with self._transfer():
-            of_node: dict[str, bytes] = {}
-            for run in readable.ranges:
-                of_node[run.node_id] = of_node.get(run.node_id, b"") + keys.run(run.first, run.count).packed
             requests = (
-                self._nodes.prefetch(readable.addresses[node_id], ChunkKeys(packed), within_ms)
-                for node_id, packed in of_node.items()
+                self._nodes.prefetch(
+                    share.grpc_address,
+                    PrefetchOrder(
+                        keys=keys,
+                        ranges=share.ranges,
+                        layout=namespace.layout,
+                        within_s=within_s,
+                        namespace=namespace.tag,
+                    ),
+                )
+                for share in shares(readable.ranges, readable.addresses)
             )
             answers = await asyncio.gather(*requests, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]

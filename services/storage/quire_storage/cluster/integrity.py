@@ -78,7 +78,7 @@ class Integrity:
 
     async def sound(self, key: bytes) -> tuple[Chunk, Bytes] | None:
         """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if there are none now."""
-        async with self._tiers.pinned([key]) as copies:
+        with self._tiers.pinned([key]) as copies:
             for copy in copies:
                 result = await self._read(copy, from_disk=copy.memory is None)
                 payload = await self.heal(copy) if isinstance(result, Unsound) else result
@@ -130,7 +130,7 @@ class Integrity:
         """Bytes that were read."""
         size = 0
         try:
-            async with self._tiers.pinned([key]) as copies:
+            with self._tiers.pinned([key]) as copies:
                 for copy in copies:
                     size = copy.chunk.bytes
                     if copy.disk is not None and isinstance(await self._read(copy, from_disk=True), Unsound):

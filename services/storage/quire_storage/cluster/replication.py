@@ -165,8 +165,8 @@ class Replicator:
                 yield payload
         if self._tiers.objects is not None:
             generation = self._tiers.residency.generation(chunk.record.key) or 0
-            async for _, payload in self._tiers.objects.fetch({chunk.record.key: generation}):
-                yield payload
+            if (found := await self._tiers.objects.chunk(chunk.record.key, generation)) is not None:
+                yield found[1]
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Yield chunks of another node with their (L, S) bytes, verified, without missing or damaged ones."""

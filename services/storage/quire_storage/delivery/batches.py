@@ -24,7 +24,7 @@ from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, Carried, places, unheard
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.pool.striped import Striped
-from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoad
+from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoad, joined
 from quire_storage.delivery.promotions import Promotion, Promotions
 from quire_storage.delivery.reading import Reading, checksums_of
 
@@ -308,7 +308,7 @@ class Batches:
             return {}
         assert self._reading.loads is not None, "what is elsewhere is in the object tier"
         places = self._reading.loads.join(chunks, self._tenant, needed_s)
-        self._loads = list({id(load): load for load, _ in places}.values())
+        self._loads = joined(places)
         return {chunk.key: place for chunk, place in zip(chunks, places, strict=True)}
 
     def _batch(

@@ -147,7 +147,7 @@ class Deliveries:
         Returns the chunks that the object tier has, too, by key.
         """
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
-            pinned = await self._tiers.pin(list(keys), fetch=False)
+            pinned = self._tiers.pin(list(keys))
             try:
                 elsewhere = await self._in_object_tier(call, pinned.missing)
             except BaseException:
@@ -165,15 +165,11 @@ class Deliveries:
 
     async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
         """Return the chunks that the object tier has, as far as is known."""
-        objects, descriptor = self._tiers.objects, call.descriptor
-        if objects is None or not keys:
+        loads, descriptor, missing = self._parts.reading.loads, call.descriptor, frozenset(keys)
+        if loads is None or not missing:
             return {}
         shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
-        self._tiers.check_shape(shape)
-        generations = await self._tiers.object_generations(keys, _records_of(call))
-        unlisted = [key for key, generation in generations.items() if not generation]
-        absent = await objects.look_for(unlisted)
-        return {key: ObjectChunk(key, at, shape) for key, at in generations.items() if key not in absent}
+        return await loads.find([record for record in _records_of(call) if record.key in missing], shape)
 
     def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""

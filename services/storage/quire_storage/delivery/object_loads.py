@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from quire.model.errors import CorruptData, QuireError
+from quire.model.index import ChunkRecord
 from quire.telemetry import logger, names, tracer
 from quire.transport.fair_threads import FairThreads
 from quire_storage.core.chunks import Chunk
@@ -275,6 +276,35 @@ class ObjectLoads:
         self._running: dict[bytes, tuple[ObjectLoad, int]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
+    async def find(self, records: Sequence[ChunkRecord], shape: Shape) -> dict[bytes, ObjectChunk]:
+        """Return the chunks that the object tier has, as far as is known, by key. Raises `LayoutInvalid`."""
+        if not records:
+            return {}
+        self._parts.tiers.check_shape(shape)
+        generations = await self._parts.tiers.object_generations(records)
+        unlisted = [key for key, generation in generations.items() if not generation]
+        absent = await self._parts.objects.look_for(unlisted)
+        return {key: ObjectChunk(key, at, shape) for key, at in generations.items() if key not in absent}
+
+    async def bring(self, chunks: Sequence[ObjectChunk], until_s: float) -> set[bytes]:
+        """Read chunks of one shape into memory; the keys of those that are there now.
+
+        Chunks for which there is no memory are left out. `until_s`: when they are wanted, on the node's monotonic
+        clock.
+        """
+
+        def needed_s(_: int) -> float:
+            return until_s - self._parts.clock.monotonic_s()
+
+        places = self._places(chunks, "", needed_s, staged=False)
+        loads = joined(places.values())
+        try:
+            await asyncio.gather(*(load.layer(load.shape.num_layers - 1) for load in loads))
+        finally:
+            for load in loads:
+                await self.leave(load)
+        return {key for key, (load, at) in places.items() if load.complete and at not in load.failed}
+
     def join(
         self, chunks: Sequence[ObjectChunk], tenant: str, needed_s: Callable[[int], float] | None
     ) -> list[tuple[ObjectLoad, int]]:
@@ -282,6 +312,18 @@ class ObjectLoads:
 
         `leave` each of the loads once.
         """
+        places = self._places(chunks, tenant, needed_s, staged=True)
+        return [places[chunk.key] for chunk in chunks]
+
+    def _places(
+        self,
+        chunks: Sequence[ObjectChunk],
+        tenant: str,
+        needed_s: Callable[[int], float] | None,
+        *,
+        staged: bool,
+    ) -> dict[bytes, tuple[ObjectLoad, int]]:
+        """Join loads, or begin them. `staged`: also for chunks for which there is no memory."""
         places = dict[bytes, tuple[ObjectLoad, int]]()
         for chunk in chunks:
             running = self._running.get(chunk.key)
@@ -295,6 +337,8 @@ class ObjectLoads:
             group = unread[first : first + group_max]
             size = len(group) * group[0].shape.slot_bytes
             slots = self._parts.tiers.reserve_now(group[0].shape, len(group)) if size <= room else None
+            if slots is None and not staged:
+                break
             room = room - size if slots is not None else 0  # what is evicted in vain is not evicted again
             layer_bytes = len(unread) * group[0].shape.slice_room
             layers_max = group[0].shape.num_layers if slots is not None else max(1, arena.staging_bytes // layer_bytes)
@@ -303,9 +347,9 @@ class ObjectLoads:
                 places[chunk.key] = (load, at)
                 if slots is not None:
                     self._running[chunk.key] = (load, at)
-        for load in {id(load): load for load, _ in places.values()}.values():
+        for load in joined(places.values()):
             load.users += 1
-        return [places[chunk.key] for chunk in chunks]
+        return places
 
     async def leave(self, load: ObjectLoad) -> None:
         """A delivery needs a load no more. Goes on to its end when its caller is cancelled."""
@@ -326,3 +370,8 @@ class ObjectLoads:
         await load.settle()
         if load.slots is not None:
             self._parts.tiers.end_load(load.slots, read)
+
+
+def joined(places: Iterable[tuple[ObjectLoad, int]]) -> list[ObjectLoad]:
+    """Return each load once, in order."""
+    return list({id(load): load for load, _ in places}.values())

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from quire.model.errors import CorruptData, TooManyRequests
-from quire.model.keys import ChunkKeys
+from quire.model.index import ChunkRecord
+from quire.model.transfers import PrefetchOrder
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy
+from quire_storage.core.pool.slots import Shape
 from quire_storage.delivery.promotions import Promotion, Promotions
 from quire_storage.delivery.reading import Reading
 from quire_storage.ports import Clock
@@ -40,26 +42,26 @@ class Prefetches:
         self._number = 0
         self._busy = False
 
-    async def prefetch(self, keys: ChunkKeys, within_s: float) -> list[bool]:
-        """Return for each whether it is in memory now. Chunks of the object tier alone are fetched from there.
+    async def prefetch(self, order: PrefetchOrder) -> list[bool]:
+        """Return for each chunk whether it is in memory now. Those of the object tier alone are read from there.
 
-        At most half of the node's memory is filled, from the first key on. `within_s`: until when, seconds; 0: soon.
-        Raises `TooManyRequests`.
+        At most half of the node's memory is filled, from the first chunk on. Raises `TooManyRequests`.
         """
         if len(self._waiting) >= _WAITING_MAX:
             raise TooManyRequests(f"{len(self._waiting)} prefetches wait; retry later")
-        due_s = self._clock.monotonic_s() + (within_s or _AT_ONCE_S)
-        requested, room = list(keys), int(_SHARE_MAX * self._reading.tiers.arena.slots.capacity_bytes)
+        due_s = self._clock.monotonic_s() + (order.within_s or _AT_ONCE_S)
+        records, room = order.records(), int(_SHARE_MAX * self._reading.tiers.arena.slots.capacity_bytes)
+        shape = Shape(order.layout.num_layers, order.layout.slice_bytes) if order.layout is not None else None
         promoted: set[bytes] = set()
-        at, count = 0, 1  # how large chunks are is known of those that are here
-        while at < len(requested) and room > 0:
+        at, count = 0, _group_of(room, shape.slot_bytes) if shape is not None else 1
+        while at < len(records) and room > 0:
             async with self._turn(due_s):
-                in_memory, size = await self._group(requested[at : at + count], due_s)
+                in_memory, size = await self._group(records[at : at + count], shape, due_s)
             promoted |= in_memory
             at += count
             room -= size * count
-            count = max(1, min(_GROUP_BYTES, room) // size) if size else 1
-        return [key in promoted for key in requested]
+            count = _group_of(room, size) if size else 1
+        return [record.key in promoted for record in records]
 
     @contextlib.asynccontextmanager
     async def _turn(self, due_s: float) -> AsyncIterator[None]:
@@ -87,18 +89,30 @@ class Prefetches:
                 return
         self._busy = False
 
-    async def _group(self, keys: Sequence[bytes], due_s: float) -> tuple[set[bytes], int]:
-        """Return which of these are in memory now, and the bytes of the largest chunk, 0 if none is here."""
+    async def _group(self, records: Sequence[ChunkRecord], shape: Shape | None, due_s: float) -> tuple[set[bytes], int]:
+        """Return which of these are in memory now, and the bytes of the largest chunk, 0 if that is unknown."""
         tiers = self._reading.tiers
-        pinned = await tiers.pin(keys)
+        pinned = tiers.pin([record.key for record in records])
         try:
             in_memory = {copy.chunk.key for copy in pinned.copies if copy.memory is not None}
             cold = [copy for copy in pinned.copies if copy.memory is None and copy.disk is not None]
-            for shape in {copy.chunk.shape for copy in cold}:
-                in_memory |= await self._promote([copy for copy in cold if copy.chunk.shape == shape], due_s)
+            for each in {copy.chunk.shape for copy in cold}:
+                in_memory |= await self._promote([copy for copy in cold if copy.chunk.shape == each], due_s)
+            if shape is not None and pinned.missing:
+                missing = frozenset(pinned.missing)
+                in_memory |= await self._load([record for record in records if record.key in missing], shape, due_s)
         finally:
             tiers.unpin(pinned)
-        return in_memory, max((copy.chunk.shape.slot_bytes for copy in pinned.copies), default=0)
+        sizes = (copy.chunk.shape.slot_bytes for copy in pinned.copies)
+        return in_memory, max(sizes, default=shape.slot_bytes if shape is not None else 0)
+
+    async def _load(self, records: Sequence[ChunkRecord], shape: Shape, due_s: float) -> set[bytes]:
+        """Keys of those that came from the object tier."""
+        loads = self._reading.loads
+        if loads is None:
+            return set()
+        found = await loads.find(records, shape)
+        return await loads.bring(list(found.values()), due_s) if found else set()
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""
@@ -116,3 +130,7 @@ class Prefetches:
                 await self._promotions.leave(self._reading.tiers, ticket, promotion)
         complete = {number for number, (promotion, _) in promoted.items() if promotion.complete}
         return {copy.chunk.key for copy in copies if copy.number in complete}
+
+
+def _group_of(room: int, size: int) -> int:
+    return max(1, min(_GROUP_BYTES, room) // size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quire.model.durability import Durability, OnExisting
@@ -24,7 +24,7 @@ from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
 from quire_storage.ingest.ingest import pull
 from quire_storage.ports import Clock
-from quire_storage.tiers.tiers import PinnedCopies, Slots, Tiers
+from quire_storage.tiers.tiers import Slots, Tiers
 
 _GROUPS_AT_ONCE: Final = 3
 
@@ -93,41 +93,34 @@ class Stores:
     async def _pull_and_keep(self, call: IngestOrder) -> NodeOutcome:
         if self._tiers.write_behind is not None and self._tiers.pool is not None:
             await self._tiers.write_behind.wait_for_room()
-        async with self._compared(call) as compared:
-            acknowledged = await self._keep_all(call, compared)
+        acknowledged = await self._keep_all(call, await self._elsewhere(call))
         moved_bytes = call.layout.payload_bytes(len(call.records))
         self.ingested_bytes += moved_bytes
         self._counter.add(moved_bytes)
         present = bytes(record.key in acknowledged for record in call.records)
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved_bytes, quiesced=True)
 
-    @contextlib.asynccontextmanager
-    async def _compared(self, call: IngestOrder) -> AsyncIterator[PinnedCopies | None]:
-        """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
+    async def _elsewhere(self, call: IngestOrder) -> list[Chunk]:
+        """Return chunks of the object tier with which a store with VERIFY is to be compared."""
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
-            yield None
-            return
-        pinned = await self._tiers.pin(
-            [record.key for record in call.records], used=False, records=lambda: call.records
-        )
-        try:
-            yield pinned
-        finally:
-            self._tiers.unpin(pinned)
+            return []
+        absent = [record for record in call.records if self._tiers.find(record.key) is None]
+        found = self._tiers.find_all([record.key for record in call.records])  # they may be evicted before the store
+        return found + await self._tiers.objects.headers(await self._tiers.object_generations(absent))
 
-    async def _keep_all(self, call: IngestOrder, compared: PinnedCopies | None) -> set[bytes]:
+    async def _keep_all(self, call: IngestOrder, elsewhere: Sequence[Chunk]) -> set[bytes]:
         """Write chunks to drives while the ones behind them are read, if all of the buffer can be read by now.
 
         A failure ends the rest; acknowledged chunks stay.
         """
         reading = asyncio.Lock()
         if not call.source_complete or call.durability is Durability.MEMORY:
-            return await self._keep(call, reading, compared)
+            return await self._keep(call, reading, elsewhere)
         room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
         async def keep(group: IngestOrder) -> set[bytes]:
             async with room:
-                return await self._keep(group, reading, compared)
+                return await self._keep(group, reading, elsewhere)
 
         groups = call.groups(max(1, self._config.group_bytes // call.layout.chunk_bytes))
         tasks = [asyncio.create_task(keep(group)) for group in groups]
@@ -138,7 +131,7 @@ class Stores:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self, call: IngestOrder, reading: asyncio.Lock, compared: PinnedCopies | None) -> set[bytes]:
+    async def _keep(self, call: IngestOrder, reading: asyncio.Lock, elsewhere: Sequence[Chunk]) -> set[bytes]:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
@@ -152,7 +145,7 @@ class Stores:
             if call.store_id in self._abandoned:
                 raise PeerLost("the store was abandoned: its buffer may hold something else by now")
             with tracer().start_as_current_span(names.STORAGE_COMMIT):
-                storing = self._tiers.storing(slots, chunks, call.durability, call.on_existing, compared)
+                storing = self._tiers.storing(slots, chunks, call.durability, call.on_existing, elsewhere)
                 async with storing as stored:
                     safe = await self._secure(stored.indexed, call.durability)
                     return {key for key in stored.now() & safe if not self._is_quarantined(key)}

@@ -25,14 +25,10 @@ from quire_storage.tiers.pool import Pool
 from quire_storage.tiers.write_behind import WriteBehind
 
 _TIERS: Final = tuple({"tier": tier} for tier in ("memory", "disk", "object"))
-Fetch = Callable[[Sequence[bytes]], Coroutine[Any, Any, None]]
 
 
 class Executor:
-    """Executor for one event loop. `fetch`: brings chunks of the object tier into memory, and reports by events.
-
-    `checked`: number of events between checks of the machine's invariants (tests).
-    """
+    """Executor for one event loop. `checked`: number of events between checks of the machine's invariants (tests)."""
 
     def __init__(
         self,
@@ -43,7 +39,6 @@ class Executor:
         write_behind: WriteBehind | None,
         registry: Registry,
         clock: Clock,
-        fetch: Fetch,
         checked: int,
     ) -> None:
         self._residency = residency
@@ -52,7 +47,6 @@ class Executor:
         self._write_behind = write_behind
         self._registry = registry
         self._clock = clock
-        self._fetch = fetch
         self._checked = checked
         self._posted = 0
         self._tickets = 0
@@ -135,8 +129,6 @@ class Executor:
                 self._spawn(self._withdraw(records))
             case ev.AskToEvict() | ev.AskToWithdraw():
                 self._spawn(self._question(instruction))
-            case ev.Fetch(keys):
-                self._spawn(self._fetch(keys))
             case ev.Upload(key, size, written):
                 assert self._write_behind is not None, "the machine knows that there is an object tier"
                 self._write_behind.enqueue(key, size, written=written)

@@ -7,11 +7,10 @@ index entries that have ended since. Any sound one will do. Once the chunk has l
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -36,7 +35,6 @@ from quire_storage.ports import Clock, ObjectName, ObjectTier
 from quire_storage.tiers.object_reads import ObjectReads
 
 Bytes = npt.NDArray[np.uint8]
-_AT_ONCE: Final = 8
 _HEADERS_AT_ONCE: Final = 32
 _ABSENT_MAX: Final = 65_536
 _LISTED_AT_ONCE: Final = 32
@@ -79,44 +77,48 @@ class ChunkObjects:
 
     # ---- reading
 
-    async def fetch(self, generations: Mapping[bytes, int]) -> AsyncIterator[tuple[Header, Bytes]]:
-        """Yield chunks with their (L, S) bytes, verified, in order. Absent and corrupt ones are left out.
+    async def chunk(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
+        """Return a whole chunk with its (L, S) bytes, verified; None if there is no sound object, or no answer.
 
-        At most eight chunks are in memory at a time. Where there is no object of the given generation, the key's other
-        objects are tried: an index that was rebuilt lists objects under new entries.
+        Where there is no object of that generation, the key's other objects are tried: an index that was rebuilt
+        lists objects under new entries.
+
+        Args:
+            key: Of the chunk.
+            generation: Of the index entry that lists the object; 0 if unknown.
+        """
+        self._absent.pop(key, None)
+        try:
+            async for name in self._names((key, generation)):
+                if (chunk := await self._read(name)) is not None:
+                    return chunk
+        except QuireError as error:
+            logger().warning("the object tier cannot be read", error=str(error))
+            return None
+        self._note_absent(key)
+        return None
+
+    async def headers(self, generations: Mapping[bytes, int]) -> list[Chunk]:
+        """Return the chunks that have an object, as its header describes them; those without an answer are left out.
 
         Args:
             generations: By key, the generation of the index entry that lists the object; 0 if unknown.
         """
-        reads: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
-        remaining = iter(generations.items())
-        try:
-            while True:
-                for key, generation in islice(remaining, _AT_ONCE - len(reads)):
-                    reads.append(asyncio.create_task(self._fetch_one(key, generation)))
-                if not reads:
-                    return
-                await asyncio.wait([reads[0]])
-                if (unpacked := reads.popleft().result()) is not None:
-                    yield unpacked
-        finally:
-            for task in reads:
-                task.cancel()
-            await asyncio.gather(*reads, return_exceptions=True)
+        names, found = list(generations.items()), list[Chunk]()
+        for first in range(0, len(names), _HEADERS_AT_ONCE):
+            answers = map(self._header, names[first : first + _HEADERS_AT_ONCE])
+            found += [chunk for chunk in await asyncio.gather(*answers) if chunk is not None]
+        return found
 
-    async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
-        self._absent.pop(key, None)
+    async def _header(self, listed: ObjectName) -> Chunk | None:
         try:
-            chunk = None
-            async for name in self._names((key, generation)):
-                if (chunk := await self._read(name)) is not None:
-                    break
+            async for name in self._names(listed):
+                raw = await self._tier.header(name)
+                if raw is not None and _record(name[0], raw) is not None:
+                    return unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk
         except QuireError as error:
             logger().warning("the object tier cannot be read", error=str(error))
-            return None
-        if chunk is None:
-            self._note_absent(key)
-        return chunk
+        return None
 
     async def _names(self, listed: ObjectName) -> AsyncIterator[ObjectName]:
         """Yield the name that the index lists, if its generation is known, then the key's other names, newest first."""
@@ -228,7 +230,7 @@ class ChunkObjects:
         return False
 
     def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return which of `keys` a fetch has lately found without a sound object; each is returned once."""
+        """Return which of `keys` a read has lately found without a sound object; each is returned once."""
         absent = {key for key in keys if key in self._absent}
         for key in absent:
             del self._absent[key]

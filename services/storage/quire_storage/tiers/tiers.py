@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -29,7 +29,6 @@ from quire_storage.tiers.pool import Pool
 from quire_storage.tiers.write_behind import WriteBehind
 
 Bytes = npt.NDArray[np.uint8]
-Records = Callable[[], Iterable[ChunkRecord]]
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +82,6 @@ class Tiers:
         self.objects = objects
         self.write_behind = write_behind
         self._wait_s = wait_s
-        self._records: dict[int, Records] = {}
         self._executor = Executor(
             residency=residency,
             arena=arena,
@@ -91,7 +89,6 @@ class Tiers:
             write_behind=write_behind,
             registry=registry,
             clock=clock,
-            fetch=self._fetch,
             checked=checked,
         )
         if pool is not None:
@@ -120,28 +117,11 @@ class Tiers:
 
     # ---- reading
 
-    async def pin(
-        self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True, records: Records | None = None
-    ) -> PinnedCopies:
-        """Chunks, kept where they are until `unpin`.
-
-        Args:
-            keys: Their keys.
-            used: A sign of interest.
-            fetch: Chunks of the object tier alone are brought here first.
-            records: Returns their index records, which serve to request the names of their objects from the index.
-                Without them the object tier is searched, which takes longer.
-        """
+    def pin(self, keys: Sequence[bytes], *, used: bool = True) -> PinnedCopies:
+        """Keep the chunks that are here where they are, until `unpin`. `used`: a sign of interest."""
         ticket = self._executor.ticket()
-        self._records[ticket] = records or tuple
-        try:
-            answer = await self._executor.answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
-        except BaseException:
-            self._executor.post(ev.Unpinned(ticket))
-            raise
-        finally:
-            del self._records[ticket]
-        copies, absent = cast(ev.PinResult, answer)
+        event = ev.Pinned(ticket, list(keys), used)
+        copies, absent = cast(ev.PinResult, self._executor.answered_at_once(ticket, event))
         self._executor.count()
         return PinnedCopies(ticket, copies, absent)
 
@@ -155,10 +135,10 @@ class Tiers:
         """Let go."""
         self._executor.post(ev.Unpinned(pinned.ticket))
 
-    @contextlib.asynccontextmanager
-    async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
+    @contextlib.contextmanager
+    def pinned(self, keys: Sequence[bytes]) -> Iterator[list[Copy]]:
         """Pin the chunks that are here, for a use that does not count as one."""
-        pinned = await self.pin(keys, used=False, fetch=False)
+        pinned = self.pin(keys, used=False)
         try:
             yield pinned.copies
         finally:
@@ -217,7 +197,7 @@ class Tiers:
     def end_load(self, slots: Slots, read: Sequence[tuple[int, Chunk]]) -> None:
         """Keep the chunks that were `read` whole into their slots, by position; the other slots are free."""
         for at, chunk in read:
-            self._executor.post(ev.Fetched(chunk, Durability.OBJECT, slots.ticket, int(slots.offsets[at])))
+            self._executor.post(ev.Loaded(chunk, slots.ticket, int(slots.offsets[at])))
         self._executor.post(ev.ReservationEnded(slots.ticket))
 
     def check_shape(self, shape: Shape) -> None:
@@ -233,12 +213,12 @@ class Tiers:
         chunks: Sequence[Chunk],
         level: Durability,
         on_existing: OnExisting = OnExisting.SKIP,
-        compared: PinnedCopies | None = None,
+        elsewhere: Sequence[Chunk] = (),
     ) -> AsyncIterator[StoredChunks]:
         """Keep chunks whose bytes are in `slots`, in order: readable, on a drive if the level requires it, and indexed.
 
         Inside, all indexed chunks are pinned. That other nodes or the object tier have them is the caller's matter.
-        `compared`: copies to compare with, which the caller pins until this ends. Raises `ContentConflict`, `PoolFull`,
+        `elsewhere`: chunks of the object tier to compare with. Raises `ContentConflict`, `PoolFull`,
         `DriveFailed`: then nothing is promised. Chunks that are not indexed are not kept.
         """
         ticket = self._executor.ticket()
@@ -250,7 +230,7 @@ class Tiers:
             level=level,
             on_existing=on_existing,
             generation=int.from_bytes(self._draw(8), "big") | 1,
-            compared=compared.ticket if compared is not None else 0,
+            elsewhere=elsewhere,
         )
         try:
             indexed = cast(set[bytes], await self._executor.answer(ticket, event))
@@ -342,38 +322,17 @@ class Tiers:
         """The object tier has a chunk, and the index entry of that generation lists it there."""
         self._executor.post(ev.Uploaded(chunk, generation))
 
-    async def _fetch(self, keys: Sequence[bytes]) -> None:
-        assert self.objects is not None, "the machine knows that there is an object tier"
-        remaining = dict.fromkeys(keys)
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> dict[bytes, int]:
+        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown."""
+        generations = dict.fromkeys([record.key for record in records], 0)
+        if not records:
+            return generations
         try:
-            records = [record for pinned in list(self._records.values()) for record in pinned()]
-            async for header, payload in self.objects.fetch(await self.object_generations(keys, records)):
-                async with self.reserved(header.chunk.shape, 1) as slots:
-                    self.lay(slots, 0, payload)
-                    fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
-                    del remaining[header.chunk.key]
-                    self._executor.post(fetched)
-        except PoolFull as error:
-            logger().warning("no memory for what the object tier has", chunks=len(remaining), error=str(error))
-        finally:
-            for key in remaining:
-                self._executor.post(ev.FetchFailed(key))
-
-    async def object_generations(self, keys: Sequence[bytes], records: Sequence[ChunkRecord]) -> dict[bytes, int]:
-        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown.
-
-        `records`: of the index; keys without one are not looked up.
-        """
-        generations = dict.fromkeys(keys, 0)
-        by_key = {record.key: record for record in records}
-        records = [record for key, record in by_key.items() if key in generations]
-        if records:
-            try:
-                generations |= (await self._registry.object_generations(records))[0]
-            except QuireError as error:
-                logger().warning(
-                    "the index does not give the names of objects: the object tier is searched", error=str(error)
-                )
+            return generations | (await self._registry.object_generations(records))[0]
+        except QuireError as error:
+            logger().warning(
+                "the index does not give the names of objects: the object tier is searched", error=str(error)
+            )
         return generations
 
     def lay(self, slots: Slots, index: int, payload: Bytes) -> None:

@@ -25,8 +25,7 @@ class Entry:
     unknown. `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
     `provisional`: entered by a store, and no registration has succeeded yet. `promised`: it arrives, and the index
     lists this node for its key by the registration of a copy before it. `ended`: index entries that ended while a
-    registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the
-    rest is here.
+    registration was under way. `forgotten`: its header is off the drive.
     """
 
     number: int
@@ -44,7 +43,6 @@ class Entry:
     registering: int = 0
     ended: set[int] = field(default_factory=set)
     pins: int = 0
-    awaited: int = 0
     write: int = 0
     rewrites: int = 0
     removal: int = 0
@@ -60,7 +58,7 @@ class Entry:
     @property
     def is_used(self) -> bool:
         """Whether anything under way names this copy."""
-        return bool(self.pins or self.awaited or self.write or self.removal or self.question or self.promotion) or (
+        return bool(self.pins or self.write or self.removal or self.question or self.promotion) or (
             self.registering > 0 or self.rewrites > 0
         )
 
@@ -69,16 +67,14 @@ class Entry:
         """Whether something needs its slot in memory."""
         if self.pins or self.write or self.question or self.promotion:
             return True
-        awaited = self.awaited > 0 or self.registering > 0 or self.rewrites > 0
+        awaited = self.registering > 0 or self.rewrites > 0
         return self.disk is None and (awaited or not self.in_object)
 
     def held_only_by(self, pins: int) -> bool:
         """Return whether only this number of pins keeps a leaving copy on its drive."""
         if self.phase is not Phase.LEAVING or self.disk is None or self.pins > pins:
             return False
-        return not (
-            self.removal or self.awaited or self.question or self.promotion or self.registering or self.rewrites
-        )
+        return not (self.removal or self.question or self.promotion or self.registering or self.rewrites)
 
     def header(self) -> Header:
         return Header(self.chunk, self.level, self.written, self.recorded)

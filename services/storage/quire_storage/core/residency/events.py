@@ -59,7 +59,7 @@ class StoreOffered:
     Chunks that are here with other bytes stay unchanged; for `OnExisting.VERIFY` it is a conflict.
 
     `generation`: proposed to the index for entries that are new, so that headers have it from the first; 0 for none.
-    `compared`: ticket under which the caller pins copies to compare with, until the store ends; 0 for none.
+    `elsewhere`: chunks of the object tier to compare with, as long as no copy of theirs is here.
     """
 
     ticket: int
@@ -69,7 +69,7 @@ class StoreOffered:
     level: Durability
     on_existing: OnExisting
     generation: int = 0
-    compared: int = 0
+    elsewhere: Sequence[Chunk] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +118,12 @@ class LevelRaised:
 class Pinned:
     """Keep chunks where they are, for a holder. Completes with (copies, missing keys).
 
-    `used`: a sign of interest. `fetch`: missing chunks are read from the object tier first.
+    `used`: a sign of interest.
     """
 
     ticket: int
     keys: Sequence[bytes]
     used: bool = True
-    fetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +142,12 @@ class Unpinned:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Loaded:
     """A chunk's bytes came from the object tier, verified, into a slot of `transfer`."""
 
     chunk: Chunk
-    level: Durability
     transfer: int
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
-    """The object tier does not have a chunk, or not sound, or there is no memory for it."""
-
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +297,7 @@ class Stopping:
 
 Event = (
     Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
-    | LevelRaised | Pinned | PinnedAlso | Unpinned | Fetched | FetchFailed | PromotionWanted | PromotionEnded | Written
+    | LevelRaised | Pinned | PinnedAlso | Unpinned | Loaded | PromotionWanted | PromotionEnded | Written
     | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed | Hidden | Lost
     | EvictionWanted | TimePassed | Stopping
 )  # fmt: skip
@@ -393,13 +384,6 @@ class AskToWithdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Bring chunks from the object tier. → `Fetched` or `FetchFailed` for each."""
-
-    keys: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class Upload:
     """Put a chunk into the object tier when there is time, and have the index list it there. → `Uploaded`.
 
@@ -426,8 +410,8 @@ class WakeAt:
 
 
 Instruction = (
-    Complete | Fail | Write | WriteHeaders | Forget | Register | Withdraw | AskToEvict | AskToWithdraw | Fetch
-    | Upload | CancelUpload | WakeAt
+    Complete | Fail | Write | WriteHeaders | Forget | Register | Withdraw | AskToEvict | AskToWithdraw | Upload
+    | CancelUpload | WakeAt
 )  # fmt: skip
 
 PinResult = tuple[list[Copy], list[bytes]]

@@ -223,7 +223,7 @@ class CopyEvictions:
         Stores may wait for space that they hold.
         """
         holders = self._pins.holders
-        by_stores = Counter(entry for ticket in self._stores.waiting_holders() for entry in holders.get(ticket, ()))
+        by_stores = Counter(entry for ticket in self._stores.goals for entry in holders.get(ticket, ()))
         held_bytes = sum(entry.chunk.shape.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
         return self._copies.leaving_bytes > held_bytes
 

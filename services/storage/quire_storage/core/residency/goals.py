@@ -37,7 +37,6 @@ class Goal:
         error: Why it will fail.
         generation: Proposed for new index entries.
         registering: Answers of the index may still arrive.
-        compared: Ticket under which the caller pins copies until the goal ends; 0 for none.
     """
 
     ticket: int
@@ -49,7 +48,6 @@ class Goal:
     error: QuireError | None = None
     generation: int = 0
     registering: bool = False
-    compared: int = 0
 
 
 @dataclass(slots=True)

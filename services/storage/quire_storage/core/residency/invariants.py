@@ -20,8 +20,6 @@ def under_way(machine: Residency) -> list[str]:
         "goals": machine.stores.goals,
         "holders": pins.holders,
         "used": pins.used,
-        "awaiting": pins.awaiting,
-        "fetching": pins.fetching,
         "promotions": machine.promotions.running,
         "writes": writes.running,
         "rewrites": writes.rewrites,

@@ -36,7 +36,7 @@ class Residency(Contents):
         copies = Copies(arena, pool, objects=objects)
         self.departures = departures = Departures(copies)
         self.memory = memory = SlotReservations(copies, departures)
-        pins = Pins(copies, memory)
+        pins = Pins(copies)
         super().__init__(copies, pins)
         self.promotions = SlotPromotions(copies, memory)
         self.writes = writes = Writes(copies, departures)
@@ -90,7 +90,7 @@ class Residency(Contents):
                 self.pins.pinned(event)
             case ev.Unpinned():
                 self.stores.offers.pop(event.ticket, None)
-                self.pins.unpinned(event.ticket)
+                self.pins.unpin(event.ticket)
             case ev.PromotionWanted():
                 self.promotions.wanted(event)
             case ev.PromotionEnded():
@@ -115,10 +115,8 @@ class Residency(Contents):
                 self.stores.level_raised(event)
             case ev.Listed():
                 self.stores.listed(event)
-            case ev.Fetched():
-                self.pins.fetched(event)
-            case ev.FetchFailed():
-                self.pins.fetch_failed(event)
+            case ev.Loaded():
+                self.promotions.loaded(event)
             case ev.Written():
                 self.writes.written(event)
             case ev.WriteFailed():

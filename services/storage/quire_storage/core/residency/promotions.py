@@ -1,4 +1,4 @@
-"""Slots into which copies on a drive are read, to stay in memory afterwards."""
+"""Slots into which chunks on a drive, or of the object tier, are read to stay in memory afterwards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from quire.model.durability import Durability
 from quire_storage.core.chunks import MemoryPlace
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
@@ -89,6 +90,19 @@ class SlotPromotions:
                 self._copies.ledger.free([place.offset], event.promotion)
                 entry.promotion = 0
                 self._copies.rest(entry)
+
+    def loaded(self, event: ev.Loaded) -> None:
+        """Keep a chunk that was read whole, unless a store has brought it meanwhile: then its slot stays the load's."""
+        copies = self._copies
+        entry = copies.find(event.chunk.key)
+        if entry is None:
+            entry = copies.add(event.chunk, Durability.OBJECT, Phase.RESIDENT)
+            copies.note_arrival(entry)
+            self._memory.give(event.offset, event.transfer, entry)
+            entry.memory = MemoryPlace(event.offset, copies.ledger.slots.layer_stride(event.chunk.shape))
+            entry.in_object = entry.written = True
+            copies.enter_orders([entry])
+        copies.rest(entry)
 
     def owners(self) -> dict[int, int]:
         """Return the promotion that has each slot, by offset."""

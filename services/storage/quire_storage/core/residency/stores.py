@@ -47,11 +47,6 @@ class StoreGoals:
         self.offers: dict[int, ev.StoreOffered] = {}
         self.goals: dict[int, Goal] = {}
 
-    def waiting_holders(self) -> set[int]:
-        """Return the tickets under which stores that have not ended pin copies."""
-        of_goals = {goal.compared for goal in self.goals.values()}
-        return self.goals.keys() | of_goals | {offer.compared for offer in self.offers.values()}
-
     # ---- rules
 
     def advance_ready(self) -> None:
@@ -85,7 +80,7 @@ class StoreGoals:
         fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
         self._pins.pin(event.ticket, entries)
         goal = Goal(event.ticket, entries, Step.PUBLISH, event.level, fresh)
-        goal.generation, goal.compared = event.generation, event.compared
+        goal.generation = event.generation
         self.goals[event.ticket] = goal
         self._raise_level(goal)
 
