@@ -32,7 +32,7 @@ _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
 _OF_STORAGE: Final[Mapping[str, frozenset[str]]] = {
     "Deliver": _GATEWAY | _STORAGE | _DECODER,
     **dict.fromkeys(("Ingest", "Stop", "Prefetch", "SendNonce"), _GATEWAY),
-    **dict.fromkeys(("Drop", "DeleteObjects", "CompareIndex", "Raise"), _ORCHESTRATOR),
+    **dict.fromkeys(("Drop", "DeleteObjects", "CompareIndex", "Raise", "Demote"), _ORCHESTRATOR),
     **dict.fromkeys(("Describe", "Replicate"), _STORAGE),
 }
 _OF_DECODER: Final[Mapping[str, frozenset[str]]] = {

@@ -226,13 +226,14 @@ def drop(
     file: TextFile,
     namespace: NamespaceFile,
     keep_chunks: Annotated[int, typer.Option(help="from the start, which stay")] = 0,
+    keep_objects: Annotated[bool, typer.Option(help="from memory and drives only, what the object tier has")] = False,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
     """Drop the stored part of a text's prefix, from its end, but for chunks that others extend, lease or retain."""
     from quire_tools.cli import prefixes
 
-    prefixes.drop(file, namespace, keep_chunks, cluster_commands.gateway_of(folder, gateway))
+    prefixes.drop(file, namespace, keep_chunks, keep_objects, cluster_commands.gateway_of(folder, gateway))
 
 
 @app.command()

@@ -34,12 +34,13 @@ def prefetch(file: Path, namespace_file: Path, within_s: float, gateway: str) ->
     console.print(f"{chunks} of {len(keys)} chunks lie in memory")
 
 
-def drop(file: Path, namespace_file: Path, keep_chunks: int, gateway: str) -> None:
+def drop(file: Path, namespace_file: Path, keep_chunks: int, keep_objects: bool, gateway: str) -> None:
     """Drop a prefix from its end."""
     namespace, keys = _prefix(file, namespace_file)
     with SyncClient(gateway) as client:
-        chunks = client.evict(namespace, keys, keep_chunks=keep_chunks)
-    console.print(f"{chunks} of {len(keys)} chunks are gone")
+        chunks = client.evict(namespace, keys, keep_chunks=keep_chunks, keep_objects=keep_objects)
+    where = "are in the object tier alone" if keep_objects else "are gone"
+    console.print(f"{chunks} of {len(keys)} chunks {where}")
 
 
 def _prefix(file: Path, namespace_file: Path) -> tuple[Namespace, ChunkKeys]:

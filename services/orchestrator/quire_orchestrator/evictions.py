@@ -52,11 +52,23 @@ class Evictions:
 
         Stops at one that others extend or a lease pins.
         """
-        keys.distinct()
-        if not 0 <= keep <= len(keys):
-            raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
-        chunks = list(reversed(records(keys, keep, len(keys) - keep, namespace=namespace)))
+        chunks = list(reversed(_behind(keys, keep, namespace)))
         return len((await self._evict(chunks, "")).removed)
+
+    async def demote(self, namespace: bytes, keys: ChunkKeys, keep: int) -> int:
+        """Have nodes let go of chunks that the object tier has; how many only the object tier has now."""
+        chunks = _behind(keys, keep, namespace)
+        holders = await self._index.holders(chunks)
+        live, of_node = self._cluster.storage_nodes(), dict[str, list[bytes]]()
+        in_objects = {chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names}
+        for chunk, names in zip(chunks, holders, strict=True):
+            for name in names:
+                if chunk.key in in_objects and name in live:
+                    of_node.setdefault(name, []).append(chunk.key)
+        asked = (self._holders.demote(live[name], ChunkKeys(b"".join(part))) for name, part in of_node.items())
+        for part, gone in zip(of_node.values(), await asyncio.gather(*asked), strict=True):
+            in_objects -= {key for key, is_gone in zip(part, gone, strict=True) if not is_gone}
+        return len(in_objects)
 
     async def evict_chunk(self, key: ChunkKeys) -> bool:
         """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""
@@ -176,3 +188,11 @@ class Evictions:
                 await self.repair_index()
             except QuireError as error:
                 logger().warning("nothing can be swept now", error=str(error))
+
+
+def _behind(keys: ChunkKeys, keep: int, namespace: bytes) -> list[ChunkRecord]:
+    """Return the records of a chain behind its first `keep` chunks. Raises `InvalidRequest`, `KeysInvalid`."""
+    keys.distinct()
+    if not 0 <= keep <= len(keys):
+        raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
+    return records(keys, keep, len(keys) - keep, namespace=namespace)

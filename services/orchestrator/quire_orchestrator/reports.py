@@ -69,9 +69,9 @@ class Reports:
         """Withdraw chunks that a node lost, or found corrupt: look-ups must stop promising them.
 
         Returns for each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`:
-        only where each of these nodes lives and is listed too.
+        only where each of these nodes lives and is listed too, or the object tier is.
         """
-        if any(name not in self._cluster.live for name in keepers):
+        if any(name not in self._cluster.live for name in keepers if name != OBJECT_TIER):
             return [False] * len(chunks)
         now_ms, only = self._clock.now_ms(), only_in_object
         out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, keepers=keepers)

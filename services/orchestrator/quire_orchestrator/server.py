@@ -156,7 +156,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
         namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
-        evicted = await self._evictions.evict(namespace.tag, keys, request.keep_chunks)
+        evict = self._evictions.demote if request.keep_objects else self._evictions.evict
+        evicted = await evict(namespace.tag, keys, request.keep_chunks)
         return gateway_pb2.EvictResponse(evicted_chunks=evicted)
 
     async def Heartbeat(

@@ -110,6 +110,10 @@ class StorageServicer(StorageServiceServicer):
             raised=bytes(await self._node.requests.raise_level(ChunkKeys(request.chunk_keys), durability))
         )
 
+    async def Demote(self, request: pb.DemoteRequest, context: Any) -> pb.DemoteResponse:
+        self._permits.check(request, again=True)
+        return pb.DemoteResponse(gone=bytes(await self._node.requests.demote(ChunkKeys(request.chunk_keys))))
+
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         self._permits.check(request, again=True)
         return pb.DescribeResponse(headers=self._node.requests.describe(ChunkKeys(request.chunk_keys)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.model.durability import Durability, OnExisting
+from quire.model.errors import InvalidRequest
 from quire.model.fingerprints import fingerprint
 from quire.model.index import NO_NAMESPACE, Drop, records
 from quire.model.keys import ChunkKeys
@@ -45,6 +46,20 @@ async def test_a_node_that_is_away_hears_of_evictions_when_it_is_back() -> None:
         assert await evictions.drops("a", 0) == ([drop], 0), "until the node has confirmed it"
     await evictions.settle_drops("a", [drop])
     assert await evictions.drops("a", 0) == ([], 0)
+
+
+async def test_nodes_let_go_of_what_the_object_tier_has() -> None:
+    """Of four chunks the first is kept, the last has no object, and a lease pins the third."""
+    world = World()
+    keys = await world.stored(4)
+    objects = records(keys, 0, 3)
+    await world.index.add_objects(objects, await world.index.register("a", objects, 0))
+    world.pinned.add(keys.at(2))
+    evictions = (await world.start()).evictions
+    assert await evictions.demote(NO_NAMESPACE, keys, keep=1) == 1
+    assert world.demoted == {"a": [keys.at(1), keys.at(2)]}
+    with pytest.raises(InvalidRequest):
+        await evictions.demote(NO_NAMESPACE, keys, keep=5)
 
 
 async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:

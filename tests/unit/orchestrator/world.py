@@ -46,6 +46,8 @@ class World:
     tenants_: dict[str, TenantPolicy] = field(default_factory=dict)
 
     deleted: list[bytes] = field(default_factory=list)
+    demoted: dict[str, list[bytes]] = field(default_factory=dict)
+    pinned: set[bytes] = field(default_factory=set)
     away: set[str] = field(default_factory=set)
     epoch: str = ""
     changes: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,10 @@ class World:
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         self.raised.append(node.node_id)
         return [self.can_raise] * len(keys)
+
+    async def demote(self, node: Node, keys: ChunkKeys) -> list[bool]:
+        self.demoted[node.node_id] = list(keys)
+        return [key not in self.pinned for key in keys]
 
     async def drop(self, node: Node, generations: Mapping[bytes, int]) -> None:
         raise NodeUnavailable("it is away")

@@ -556,14 +556,16 @@ class ProveAddressResponse(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., good_ms: _Optional[int] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
-    __slots__ = ("namespace", "chunk_keys", "keep_chunks")
+    __slots__ = ("namespace", "chunk_keys", "keep_chunks", "keep_objects")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     KEEP_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
     keep_chunks: int
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., keep_chunks: _Optional[int] = ...) -> None: ...
+    keep_objects: bool
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., keep_chunks: _Optional[int] = ..., keep_objects: _Optional[bool] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
     __slots__ = ("evicted_chunks",)

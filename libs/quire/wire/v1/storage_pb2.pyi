@@ -159,6 +159,20 @@ class RaiseRequest(_message.Message):
     permit: bytes
     def __init__(self, chunk_keys: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
+class DemoteRequest(_message.Message):
+    __slots__ = ("chunk_keys", "permit")
+    CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
+    chunk_keys: bytes
+    permit: bytes
+    def __init__(self, chunk_keys: _Optional[bytes] = ..., permit: _Optional[bytes] = ...) -> None: ...
+
+class DemoteResponse(_message.Message):
+    __slots__ = ("gone",)
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    gone: bytes
+    def __init__(self, gone: _Optional[bytes] = ...) -> None: ...
+
 class RaiseResponse(_message.Message):
     __slots__ = ("raised",)
     RAISED_FIELD_NUMBER: _ClassVar[int]

@@ -70,6 +70,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.FromString,
                 _registered_method=True)
+        self.Demote = channel.unary_unary(
+                '/quire.v1.StorageService/Demote',
+                request_serializer=quire_dot_v1_dot_storage__pb2.DemoteRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.DemoteResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/quire.v1.StorageService/Describe',
                 request_serializer=quire_dot_v1_dot_storage__pb2.DescribeRequest.SerializeToString,
@@ -148,6 +153,13 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Demote(self, request, context):
+        """Let chunks go that the object tier has. For the orchestrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Shape, place in the index and checksums of chunks that are here. For other storage nodes.
         """
@@ -213,6 +225,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Raise,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.SerializeToString,
+            ),
+            'Demote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Demote,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.DemoteRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.DemoteResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -425,6 +442,33 @@ class StorageService:
             '/quire.v1.StorageService/Raise',
             quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.RaiseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Demote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Demote',
+            quire_dot_v1_dot_storage__pb2.DemoteRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.DemoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class StorageServiceStub:
     """
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
+    Demote: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DemoteRequest, _storage_pb2.DemoteResponse]
+    """Let chunks go that the object tier has. For the orchestrator."""
     Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PrefetchChunksRequest, _storage_pb2.PrefetchChunksResponse]
@@ -87,6 +89,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
+    Demote: _aio.UnaryUnaryMultiCallable[_storage_pb2.DemoteRequest, _storage_pb2.DemoteResponse]  # type: ignore[assignment]
+    """Let chunks go that the object tier has. For the orchestrator."""
     Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_storage_pb2.PrefetchChunksRequest, _storage_pb2.PrefetchChunksResponse]  # type: ignore[assignment]
@@ -160,6 +164,14 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.RaiseResponse, _abc.Awaitable[_storage_pb2.RaiseResponse]]:
         """Make chunks that are here durable at a level, without their bytes being sent again."""
+
+    @_abc_1.abstractmethod
+    def Demote(
+        self,
+        request: _storage_pb2.DemoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.DemoteResponse, _abc.Awaitable[_storage_pb2.DemoteResponse]]:
+        """Let chunks go that the object tier has. For the orchestrator."""
 
     @_abc_1.abstractmethod
     def Describe(

@@ -54,6 +54,11 @@ class GrpcChunkHolder:
         response = await call(self._asked(node, request).Raise, request, timeout_s=_RAISE_TIMEOUT_S)
         return [bool(mark) for mark in response.raised]
 
+    async def demote(self, node: Node, keys: ChunkKeys) -> list[bool]:
+        request = pb.DemoteRequest(chunk_keys=keys.packed)
+        response = await call(self._asked(node, request).Demote, request, timeout_s=_RAISE_TIMEOUT_S)
+        return [bool(mark) for mark in response.gone]
+
     def _asked(self, node: Node, request: Any) -> StorageServiceStub:
         """Sign a request and return the stub of the node that it goes to."""
         member_permit(self._permits, request, self._clock.now_ms())

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -109,6 +110,12 @@ class NodeRequests:
         task = self._spawn(self._stores.raise_level(list(keys), durability), traced=True)
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
+
+    async def demote(self, keys: ChunkKeys) -> list[bool]:
+        """Let chunks go that the object tier has, unless a lease pins them; for each whether no copy is here now."""
+        asked = list(keys)
+        await self._tiers.evict(asked, keepers=[OBJECT_TIER], level=Durability.OBJECT)
+        return [key not in self._tiers.residency for key in asked]
 
     async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
         """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`.
