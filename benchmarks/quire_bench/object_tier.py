@@ -1,9 +1,9 @@
 """Cold deliveries from the object tier against bare obstore reads of the same bytes.
 
-The node starts anew before each delivery, so that the chunks are in the object tier alone. The bare reads fetch the
-same runs of layers of the same objects, at the fastest of five concurrencies; they verify and
-deliver nothing. "Whole objects" is the way of releases before 0.3: each object as a whole, eight at a time, and
-the first layer once all are there.
+Before each delivery the node gives up its copies, so that the chunks are in the object tier alone. The bare reads fetch
+the same runs of layers of the same objects, at the fastest of five concurrencies; they verify and deliver nothing.
+"Whole objects" is the way of releases before 0.3: each object as a whole, eight at a time, and the first layer once all
+are there.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _measure(
             settings["AWS_ENDPOINT_URL"] = link.address
         arena = (3 * payload // (2 * slab) + 4) * slab
         with LocalCluster(Path(folder), arena_bytes=arena, drive_bytes=4 * slab, settings=settings) as cluster:
-            times = uvloop.run(_rounds(cluster, place, link.address, layout, chunks, rounds))
+            times = uvloop.run(_rounds(cluster.gateway_address, place, link.address, layout, chunks, rounds))
     rate, bare = (payload / median(seconds) / 1e9 for seconds in (times.delivery, times.bare))
     measured = {
         "GB/s": rate,
@@ -113,25 +113,19 @@ def _measure(
     return Row(params, measured, bare, rate / bare)
 
 
-async def _rounds(
-    cluster: LocalCluster, place: str, endpoint: str, layout: KvLayout, chunks: int, rounds: int
-) -> _Times:
+async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chunks: int, rounds: int) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     bare = _BareReads(place, endpoint, layout)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address))
+        client = await stack.enter_async_context(QuireClient(gateway))
         target = client.allocate(layout.payload_bytes(chunks))
-        warm_up, first_key = Namespace("bench", "2", layout), keys.run(0, 1)
         await fill(client, namespace, keys, Durability.OBJECT)
-        await fill(client, warm_up, first_key, Durability.OBJECT)
         bare.find(keys)
         assert target.view is not None
         copy = np.empty(chunks * layout.slice_bytes, dtype=np.uint8)
         for round_number in range(rounds + 1):
-            cluster.kill("storage-0")
-            await asyncio.to_thread(cluster.restart, "storage-0")
-            await _deliver(client, warm_up, first_key, target)  # connects
+            assert await client.evict(namespace, keys, keep_objects=True) == chunks, "the object tier has them all"
             first, delivery = await _deliver(client, namespace, keys, target)
             bare_first, bare_whole, objects = await bare.first(), await bare.runs(), await bare.objects()
             began = time.perf_counter()

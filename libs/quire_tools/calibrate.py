@@ -26,9 +26,18 @@ _SALT: Final = b"quire calibrate"
 
 
 def run(
-    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, payload_max: int, rounds: int
+    gateway: str,
+    layout: KvLayout,
+    profile: ComputeProfile,
+    hit: float,
+    payload_max: int,
+    rounds: int,
+    *,
+    object_tier: bool = False,
 ) -> tuple[Report, int]:
     """Measure; the best Θ, in bytes. `hit`: cached share of the prompts, which gives the windows.
+
+    `object_tier`: only the object tier has the chunks, in place of memory.
 
     Raises `InvalidRequest` for less than two payloads to compare.
     """
@@ -40,30 +49,44 @@ def run(
         raise InvalidRequest(
             f"{payload_max} bytes, chunks of {layout.chunk_bytes}, hit {hit}, rounds {rounds}", field="payload_max"
         )
-    report, theta = uvloop.run(_run(gateway, layout, profile, hit, sizes, rounds))
+    report, theta = uvloop.run(_run(gateway, layout, profile, hit, sizes, rounds, object_tier=object_tier))
     return report, theta
 
 
 async def _run(
-    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, sizes: list[int], rounds: int
+    gateway: str,
+    layout: KvLayout,
+    profile: ComputeProfile,
+    hit: float,
+    sizes: list[int],
+    rounds: int,
+    *,
+    object_tier: bool,
 ) -> tuple[Report, int]:
     times: dict[int, tuple[float, float]] = {}
     async with QuireClient(gateway, timeout_s=120) as client:
         namespace = Namespace("quire calibrate", "1", layout, _SALT)
         paths = QuirePaths(client, namespace, sizes[-1] * layout.chunk_tokens)
-        await paths.store(Durability.MEMORY)
+        await paths.store(Durability.OBJECT if object_tier else Durability.MEMORY)
         await paths.deliver(sizes[-1], 0.0, DeliveryOrder.LAYERWISE)
+
+        async def timed(chunks: int, window_s: float, order: DeliveryOrder) -> float:
+            if object_tier:
+                await paths.give_up_copies()
+            return (await paths.deliver(chunks, window_s, order)).ttft_s
+
         for chunks in track(sizes, "payloads", transient=True):
             cached = chunks * layout.chunk_tokens
             window_s = float(profile.window_s(cached * (1 - hit) / hit, cached))
             chunkwise, layered = [], []
             for _ in range(rounds):
-                chunkwise.append((await paths.deliver(chunks, window_s, DeliveryOrder.CHUNKWISE)).ttft_s)
-                layered.append((await paths.deliver(chunks, window_s, DeliveryOrder.LAYERWISE)).ttft_s)
+                chunkwise.append(await timed(chunks, window_s, DeliveryOrder.CHUNKWISE))
+                layered.append(await timed(chunks, window_s, DeliveryOrder.LAYERWISE))
             times[chunks] = (median(chunkwise), median(layered))
         await paths.evict()
         await paths.close()
     report, theta = _report(layout, times)
+    report.notes.append(f"tier: {'objects' if object_tier else 'memory'}")
     report.notes.append(f"windows: {profile.model} on {profile.device}, {hit:.0%} of the prompt cached")
     return report, theta
 

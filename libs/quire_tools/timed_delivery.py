@@ -14,6 +14,7 @@ import numpy.typing as npt
 from quire.client import Buffer, Lookup, QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
+from quire.model.errors import ChunkMissing
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.urgency import Urgency
@@ -85,6 +86,13 @@ class QuirePaths:
         """Out of the cluster again."""
         await self.forget_leases()
         await self._client.evict(self.namespace, self._keys)
+
+    async def give_up_copies(self) -> None:
+        """Have only the object tier keep them. Raises `ChunkMissing` where it does not have all of them."""
+        await self.forget_leases()
+        left = len(self._keys) - await self._client.evict(self.namespace, self._keys, keep_objects=True)
+        if left:
+            raise ChunkMissing(f"{left} chunks are not in the object tier alone", field="chunk_keys")
 
     async def forget_leases(self) -> None:
         """Forget the leases, so that the next look-ups see the tenant's changes."""

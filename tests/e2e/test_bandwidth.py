@@ -422,5 +422,6 @@ async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClien
     assert await order_is(DeliveryOrder.LAYERWISE)
     await operator.set_theta(64 << 20)
     await eventually(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
+    await operator.set_theta(64 << 20, object_tier=True)
     await operator.set_theta(0)
     await eventually(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 
 
 class Policies:
@@ -26,9 +26,9 @@ class Policies:
     async def namespaces_of(self, tenant: str) -> frozenset[bytes]:
         return frozenset()
 
-    async def set_theta(self, theta_bytes: int) -> None: ...
-    async def theta(self) -> int:
-        return 0
+    async def set_theta(self, theta_bytes: int, *, object_tier: bool) -> None: ...
+    async def theta(self) -> Theta:
+        return Theta()
 
 
 class Unlimited:

@@ -117,6 +117,10 @@ class AdminClient:
             async for page in pages:
                 yield MemberSpans(page.member, tuple(page.spans), page.error)
 
-    async def set_theta(self, theta_bytes: int) -> None:
-        """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
-        await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)
+    async def set_theta(self, theta_bytes: int, *, object_tier: bool = False) -> None:
+        """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting.
+
+        `object_tier`: those with chunks that only the object tier has, in place of the others.
+        """
+        request = pb.SetThetaRequest(theta_bytes=theta_bytes, object_tier=object_tier)
+        await call(self._stub.SetTheta, request, timeout_s=self._timeout_s)

@@ -80,3 +80,16 @@ class PolicyList:
     namespaces: tuple[NamespacePolicy, ...] = ()
     tenants: tuple[TenantState, ...] = ()
     storage_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Theta:
+    """The thresholds Θ (ObjectCache, Eq. 2), in bytes: payloads below them are delivered chunkwise.
+
+    Attributes:
+        held_bytes: For payloads that nodes hold; 0 for each node's own setting.
+        object_bytes: For payloads with chunks that only the object tier has; 0 for each node's own setting.
+    """
+
+    held_bytes: int = 0
+    object_bytes: int = 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.model.errors import NameTaken, QuireError, SecretDiffers, VersionUnsupported
 from quire.model.index import Listing
 from quire.model.nodes import Node
+from quire.model.policy import Theta
 from quire.telemetry import background, counter, logger, names
 from quire.wire.channels import ChannelPool, call
 from quire.wire.convert import node_from, node_to
@@ -27,13 +28,13 @@ _REFUSALS = (VersionUnsupported, NameTaken, SecretDiffers)
 class ClusterNews:
     """News of a heartbeat.
 
-    The name of the index, another one if it was lost; the cluster's threshold Θ, 0 for none; the index's listing of
+    The name of the index, another one if it was lost; the cluster's thresholds Θ; the index's listing of
     this node, None if it was not read; and, if this node is to register the contents of the object tier, the name under
     which it reports that.
     """
 
     index_epoch: str
-    theta_bytes: int = 0
+    theta: Theta = field(default_factory=Theta)
     listing: Listing | None = None
     rebuild: str = ""
 
@@ -120,7 +121,8 @@ class Heartbeat:
             listing = None
             if response.has_listing:
                 listing = Listing(response.listed_chunks, response.listed_digest, response.changes)
-            news = ClusterNews(response.index_epoch, response.theta_bytes, listing, response.rebuild)
+            theta = Theta(response.theta_bytes, response.theta_object_bytes)
+            news = ClusterNews(response.index_epoch, theta, listing, response.rebuild)
             self._on_news(news)
             await self._pause(response.interval_ms / 1000)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import cbor2
 import redis.asyncio as redis
 
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_server.redis.connection import metadata_errors
 
 _KEY = "quire:policies"
 _TENANTS_KEY = "quire:tenants"
 _NAMESPACES_KEY = "quire:tenants:namespaces:"
 _THETA_KEY = "quire:theta"
+_OBJECT_THETA_KEY = "quire:theta:objects"
 
 
 class StoredPolicies:
@@ -57,12 +59,13 @@ class StoredPolicies:
         async with metadata_errors():
             return frozenset(cast(set[bytes], await self._client.smembers(_NAMESPACES_KEY + tenant)))
 
-    async def set_theta(self, theta_bytes: int) -> None:
-        """The threshold Θ of every storage node; 0 gives it back to their own settings."""
+    async def set_theta(self, theta_bytes: int, *, object_tier: bool) -> None:
+        """Set one of the thresholds Θ of every storage node; 0 gives it back to their own settings."""
         async with metadata_errors():
-            await self._client.set(_THETA_KEY, theta_bytes)
+            await self._client.set(_OBJECT_THETA_KEY if object_tier else _THETA_KEY, theta_bytes)
 
-    async def theta(self) -> int:
-        """The threshold Θ in bytes that operators set for every node, 0 if none did."""
+    async def theta(self) -> Theta:
+        """Return the thresholds Θ that operators set for every node."""
         async with metadata_errors():
-            return int(cast(bytes | None, await self._client.get(_THETA_KEY)) or 0)
+            held, objects = await asyncio.gather(self._client.get(_THETA_KEY), self._client.get(_OBJECT_THETA_KEY))
+            return Theta(int(cast(bytes | None, held) or 0), int(cast(bytes | None, objects) or 0))

@@ -291,6 +291,7 @@ def calibrate(
     hit: Annotated[float, typer.Option(help="cached share of the prompts")] = 0.5,
     payload_mib: Annotated[int, typer.Option(help="largest payload to try")] = 256,
     rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 5,
+    tier: Annotated[str, typer.Option(help="where the chunks are: memory, or object")] = "memory",
     admin: Admin = "",
     keep: Annotated[bool, typer.Option("--keep", help="measure only, do not set the cluster's threshold")] = False,
     json_file: Json = None,
@@ -308,11 +309,14 @@ def calibrate(
         )
     layout = KvLayout(measured.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
     address = cluster_commands.gateway_of(folder, gateway)
-    report, theta = bench.run(address, layout, measured, hit, payload_mib << 20, rounds)
+    cold = tier == "object"
+    if not cold and tier != "memory":
+        raise InvalidRequest(f"{tier!r}: memory, or object", field="tier")
+    report, theta = bench.run(address, layout, measured, hit, payload_mib << 20, rounds, object_tier=cold)
     if keep:
         report.notes.append(f"Θ would be {theta} bytes ({theta / 2**20:g} MiB); nothing was changed")
     else:
-        cluster_commands.as_operator(folder, admin, lambda operator: operator.set_theta(theta))
+        cluster_commands.as_operator(folder, admin, lambda operator: operator.set_theta(theta, object_tier=cold))
         report.notes.append(f"Θ of the cluster is now {theta} bytes ({theta / 2**20:g} MiB)")
     report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
 

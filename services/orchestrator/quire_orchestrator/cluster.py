@@ -85,7 +85,7 @@ class Cluster:
         await self._renew(node)
         self.live[node.node_id] = node
         if node.role is not Role.STORAGE:
-            return self._interval_ms, ClusterNews(self._epoch, self._policies.theta_bytes), MembershipChanges("")
+            return self._interval_ms, ClusterNews(self._epoch, self._policies.theta), MembershipChanges("")
         self._watch(node)
         self._storage[node.node_id] = node
         self._roster.look_at(node)
@@ -93,7 +93,7 @@ class Cluster:
         if self.rebuild and not self._rebuilder and has_objects(node):  # the first one that can
             self._rebuilder = rebuilder(self.rebuild, self._storage)
         chosen = self.rebuild if node.node_id == self._rebuilder else ""
-        news = ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
+        news = ClusterNews(self._epoch, self._policies.theta, listing, chosen)
         return self._interval_ms, news, self._roster.changes(version)
 
     async def _renew(self, node: Node) -> None:

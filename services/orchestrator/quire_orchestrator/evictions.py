@@ -56,19 +56,17 @@ class Evictions:
         return len((await self._evict(chunks, "")).removed)
 
     async def demote(self, namespace: bytes, keys: ChunkKeys, keep: int) -> int:
-        """Have nodes let go of chunks that the object tier has; how many only the object tier has now."""
+        """Have nodes let go of chunks that the object tier has; how many only the object tier has now.
+
+        All nodes are asked: the index does not list what one has brought into memory from there.
+        """
         chunks = _behind(keys, keep, namespace)
         holders = await self._index.holders(chunks)
-        live, of_node = self._cluster.storage_nodes(), dict[str, list[bytes]]()
-        in_objects = {chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names}
-        for chunk, names in zip(chunks, holders, strict=True):
-            for name in names:
-                if chunk.key in in_objects and name in live:
-                    of_node.setdefault(name, []).append(chunk.key)
-        asked = (self._holders.demote(live[name], ChunkKeys(b"".join(part))) for name, part in of_node.items())
-        for part, gone in zip(of_node.values(), await asyncio.gather(*asked), strict=True):
-            in_objects -= {key for key, is_gone in zip(part, gone, strict=True) if not is_gone}
-        return len(in_objects)
+        in_objects = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names]
+        nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
+        asked = (self._holders.demote(node, ChunkKeys(b"".join(in_objects))) for node in nodes)
+        answers = await asyncio.gather(*asked) if in_objects else []
+        return sum(all(gone[at] for gone in answers) for at in range(len(in_objects)))
 
     async def evict_chunk(self, key: ChunkKeys) -> bool:
         """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import Namespace
-from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
+from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState, Theta
 from quire_orchestrator.ports import PolicyBook, TenantQuotas
 
 Policy = TypeVar("Policy", NamespacePolicy, TenantPolicy)
@@ -25,13 +25,13 @@ class Policies:
         self._stored_in: set[tuple[str, bytes]] = set()
         self._epoch = ""
         self._looking = asyncio.Lock()
-        self.theta_bytes = 0
-        """The threshold Θ that was set for all storage nodes; 0 for their own settings."""
+        self.theta = Theta()
+        """The thresholds that were set for all storage nodes."""
 
     async def refresh(self, epoch: str = "") -> None:
         """Read again. `epoch`: of the index; a new one means that Redis has lost the noted namespaces."""
         async with self._looking:  # one that began before a change must not end behind it
-            self._tenants, self.theta_bytes, namespaces = await asyncio.gather(
+            self._tenants, self.theta, namespaces = await asyncio.gather(
                 self._book.tenants(), self._book.theta(), self._book.all()
             )
             self._quotas = {policy.namespace: policy.quota_bytes for policy in namespaces}
@@ -114,11 +114,11 @@ class Policies:
             self._tenants = {**self._tenants, policy.tenant: policy}
             return policy
 
-    async def set_theta(self, theta_bytes: int) -> None:
-        """Set Θ; storage nodes receive it with their next heartbeats."""
+    async def set_theta(self, theta_bytes: int, *, object_tier: bool) -> None:
+        """Set one of the thresholds Θ; storage nodes receive it with their next heartbeats."""
         async with self._looking:
-            await self._book.set_theta(theta_bytes)
-            self.theta_bytes = theta_bytes
+            await self._book.set_theta(theta_bytes, object_tier=object_tier)
+            self.theta = replace(self.theta, **{"object_bytes" if object_tier else "held_bytes": theta_bytes})
 
 
 def _changed(policy: Policy, **changes: Any) -> Policy:

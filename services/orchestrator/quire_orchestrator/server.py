@@ -171,7 +171,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.HeartbeatResponse(
             interval_ms=interval_ms,
             index_epoch=news.index_epoch,
-            theta_bytes=news.theta_bytes,
+            theta_bytes=news.theta.held_bytes,
+            theta_object_bytes=news.theta.object_bytes,
             listed_chunks=listing.count,
             listed_digest=listing.digest,
             rebuild=news.rebuild,
@@ -231,7 +232,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
-        await self._policies.set_theta(request.theta_bytes)
+        await self._policies.set_theta(request.theta_bytes, object_tier=request.object_tier)
         return gateway_pb2.SetThetaResponse()
 
     async def ListPolicies(

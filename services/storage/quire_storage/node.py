@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.errors import InvalidRequest
 from quire.model.nodes import Node, StorageInfo
+from quire.model.policy import Theta
 from quire.telemetry import background, logger
 from quire.transport import LayerProduced, Stalled, Transport, decode_message
 from quire.transport.fair_threads import FairThreads
@@ -71,7 +72,7 @@ class StorageNode:
         self._registry = Registry(config.node_id, ports.index, ports.clock, config.index_timeout_s)
         self._produced = AnnouncedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._theta_bytes = config.theta_bytes
+        self._theta = self._own_theta = Theta(config.theta_bytes, config.theta_object_bytes)
         self._ring: Ring | None = None
         self._pool: Pool | None = None
         self._objects: ChunkObjects | None = None
@@ -154,7 +155,7 @@ class StorageNode:
             clock=self._clock,
             wire=Wire(config.wire_bytes),
             chunkwise=WireQueue(config.chunkwise_max),
-            theta_bytes=lambda: self._theta_bytes,
+            theta=lambda: self._theta,
         )
         transfers = Transfers(self._clock)
         self.deliveries = Deliveries(
@@ -317,7 +318,8 @@ class StorageNode:
 
     def on_news(self, news: ClusterNews) -> None:
         """Take the cluster's part of a heartbeat's answer."""
-        self._theta_bytes = news.theta_bytes or self._config.theta_bytes
+        own = self._own_theta
+        self._theta = Theta(news.theta.held_bytes or own.held_bytes, news.theta.object_bytes or own.object_bytes)
         self._reconciler.on_news(news)
 
     # ----

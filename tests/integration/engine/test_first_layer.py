@@ -16,6 +16,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
+from quire.model.policy import Theta
 from quire.model.ranges import ChunkRange
 from quire.model.transfers import DeliverOrder
 from quire.transport import LayerReady, Message, Quiesced, SharedMemoryTransport, Transport, decode_message
@@ -59,7 +60,7 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
         clock=clock,
         wire=Wire(8 << 20),
         chunkwise=WireQueue(8),
-        theta_bytes=lambda: 0,
+        theta=Theta,
     )
     keys = ChunkKeys(b"".join(map(key_of, range(_COUNT))))
     target = RdmaTarget(client.address, theirs.address, memory.nbytes, theirs.remote_key)

@@ -55,6 +55,7 @@ async def test_nodes_let_go_of_what_the_object_tier_has() -> None:
     objects = records(keys, 0, 3)
     await world.index.add_objects(objects, await world.index.register("a", objects, 0))
     world.pinned.add(keys.at(2))
+    world.infos = {name: info for name, info in world.infos.items() if name == "leader"} | world.with_objects()
     evictions = (await world.start()).evictions
     assert await evictions.demote(NO_NAMESPACE, keys, keep=1) == 1
     assert world.demoted == {"a": [keys.at(1), keys.at(2)]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_orchestrator.policies import Policies
 
 
@@ -23,8 +23,8 @@ class SlowBook:
             await self.slow.wait()
         return seen
 
-    async def theta(self) -> int:
-        return 0
+    async def theta(self) -> Theta:
+        return Theta()
 
     async def all(self) -> list[NamespacePolicy]:
         return []
@@ -37,7 +37,7 @@ class SlowBook:
     async def namespaces_of(self, tenant: str) -> frozenset[bytes]:
         return frozenset()
 
-    async def set_theta(self, theta_bytes: int) -> None: ...
+    async def set_theta(self, theta_bytes: int, *, object_tier: bool) -> None: ...
 
 
 async def test_a_look_that_began_before_a_change_does_not_undo_it() -> None:

@@ -15,7 +15,7 @@ from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig
@@ -94,8 +94,8 @@ class World:
     async def tenants(self) -> dict[str, TenantPolicy]:
         return self.tenants_
 
-    async def theta(self) -> int:
-        return 0
+    async def theta(self) -> Theta:
+        return Theta()
 
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         self.raised.append(node.node_id)

@@ -290,10 +290,12 @@ class TenantState(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., cap_bytes_per_s: _Optional[int] = ..., stored_bytes_max: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SetThetaRequest(_message.Message):
-    __slots__ = ("theta_bytes",)
+    __slots__ = ("theta_bytes", "object_tier")
     THETA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
     theta_bytes: int
-    def __init__(self, theta_bytes: _Optional[int] = ...) -> None: ...
+    object_tier: bool
+    def __init__(self, theta_bytes: _Optional[int] = ..., object_tier: _Optional[bool] = ...) -> None: ...
 
 class SetThetaResponse(_message.Message):
     __slots__ = ()

@@ -282,7 +282,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., members_version: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("interval_ms", "index_epoch", "theta_bytes", "listed_chunks", "listed_digest", "rebuild", "changes", "has_listing", "members", "gone", "all_members", "members_version", "now_ms")
+    __slots__ = ("interval_ms", "index_epoch", "theta_bytes", "listed_chunks", "listed_digest", "rebuild", "changes", "has_listing", "members", "gone", "all_members", "members_version", "now_ms", "theta_object_bytes")
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     INDEX_EPOCH_FIELD_NUMBER: _ClassVar[int]
     THETA_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class HeartbeatResponse(_message.Message):
     ALL_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    THETA_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     interval_ms: int
     index_epoch: str
     theta_bytes: int
@@ -309,7 +310,8 @@ class HeartbeatResponse(_message.Message):
     all_members: bool
     members_version: str
     now_ms: int
-    def __init__(self, interval_ms: _Optional[int] = ..., index_epoch: _Optional[str] = ..., theta_bytes: _Optional[int] = ..., listed_chunks: _Optional[int] = ..., listed_digest: _Optional[int] = ..., rebuild: _Optional[str] = ..., changes: _Optional[int] = ..., has_listing: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., all_members: _Optional[bool] = ..., members_version: _Optional[str] = ..., now_ms: _Optional[int] = ...) -> None: ...
+    theta_object_bytes: int
+    def __init__(self, interval_ms: _Optional[int] = ..., index_epoch: _Optional[str] = ..., theta_bytes: _Optional[int] = ..., listed_chunks: _Optional[int] = ..., listed_digest: _Optional[int] = ..., rebuild: _Optional[str] = ..., changes: _Optional[int] = ..., has_listing: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., all_members: _Optional[bool] = ..., members_version: _Optional[str] = ..., now_ms: _Optional[int] = ..., theta_object_bytes: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node_id", "incarnation")

@@ -23,6 +23,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
+from quire.model.policy import Theta
 from quire.model.transfers import DeliverOrder
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
@@ -62,7 +63,7 @@ class DeliveryParts:
     clock: Clock
     wire: Wire
     chunkwise: WireQueue
-    theta_bytes: Callable[[], int]
+    theta: Callable[[], Theta]
 
 
 class NodeDelivery:
@@ -87,7 +88,9 @@ class NodeDelivery:
         self.peer: Peer | None = None
         check_shapes(call.descriptor, [chunk for chunk in chunks if isinstance(chunk, Copy)])
         self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
-        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, parts.theta_bytes())
+        theta, is_cold = parts.theta(), any(isinstance(chunk, ObjectChunk) for chunk in chunks)
+        theta_bytes = theta.object_bytes if is_cold else theta.held_bytes
+        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, theta_bytes)
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self.cancelled = False
