@@ -1,7 +1,8 @@
 """Cold deliveries from the object tier against bare obstore reads of the same bytes.
 
 Before each delivery the node gives up its copies, so that the chunks are in the object tier alone. The bare reads fetch
-the same runs of layers of the same objects, at the fastest of five concurrencies; they verify and deliver nothing.
+the same bytes by whichever is fastest: one range for each object, or a growing number of layers at a time; five
+concurrencies. They verify and deliver nothing.
 "Whole objects" is the way of releases before 0.3: each object as a whole, eight at a time, and the first layer once all
 are there.
 """
@@ -12,7 +13,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
@@ -69,7 +70,7 @@ def run(
         raise InvalidRequest("needs an s3:// URL and an http:// AWS_ENDPOINT_URL", field="latency_ms")
     report = Report(
         "delivery",
-        {"name": "bare obstore range reads of the same bytes, same run, best concurrency", "unit": "GB/s"},
+        {"name": "bare obstore range reads of the same bytes, same run, best ranges and concurrency", "unit": "GB/s"},
     )
     for context, chunk_tokens, delay_ms in product(contexts, chunk_sizes, latency_ms):
         layout = llama_layout(layers, chunk_tokens)
@@ -127,7 +128,7 @@ async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chu
         for round_number in range(rounds + 1):
             assert await client.evict(namespace, keys, keep_objects=True) == chunks, "the object tier has them all"
             first, delivery = await _deliver(client, namespace, keys, target)
-            bare_first, bare_whole, objects = await bare.first(), await bare.runs(), await bare.objects()
+            bare_first, bare_whole, objects = await bare.first(), await bare.all(), await bare.objects()
             began = time.perf_counter()
             np.copyto(copy, target.view[: len(copy)])
             if round_number:
@@ -166,12 +167,12 @@ class _BareReads:
             self._store = open_store(place, _TIMEOUT_S, "--object-url")
         self._layout = layout
         self._paths: list[str] = []
-        self._at_once: dict[int, int] = {}
-        runs, start, size = [(0, 1)], 1, 1
+        growing, start, size = [(0, 1)], 1, 1
         while start < layout.num_layers:
-            runs.append((start, min(layout.num_layers, start + size)))
+            growing.append((start, min(layout.num_layers, start + size)))
             start, size = start + size, 2 * size
-        self._runs = runs
+        self._plans = (growing, [(0, layout.num_layers)])
+        self._fastest: dict[str, tuple[Sequence[tuple[int, int]], int]] = {}
 
     def find(self, keys: ChunkKeys) -> None:
         """Find the objects of the chunks."""
@@ -182,22 +183,22 @@ class _BareReads:
 
     async def first(self) -> float:
         """Seconds for the first layer of all chunks."""
-        return await self._fastest(self._runs[:1])
+        return await self._by_the_fastest("first", [[(0, 1)]])
 
-    async def runs(self) -> float:
-        """Seconds for all layers, in runs as Quire reads them."""
-        return await self._fastest(self._runs)
+    async def all(self) -> float:
+        """Seconds for all layers."""
+        return await self._by_the_fastest("all", self._plans)
 
     async def objects(self) -> float:
         """Seconds for whole objects, eight at a time."""
         return await self._read([(0, self._layout.num_layers)], _WHOLE_AT_ONCE)
 
-    async def _fastest(self, runs: Sequence[tuple[int, int]]) -> float:
-        """Read at the concurrency that was the fastest for these runs, which is tried out once."""
-        if len(runs) not in self._at_once:
-            trials = [(await self._read(runs, count), count) for count in _AT_ONCE]
-            self._at_once[len(runs)] = min(trials)[1]
-        return await self._read(runs, self._at_once[len(runs)])
+    async def _by_the_fastest(self, what: str, plans: Iterable[Sequence[tuple[int, int]]]) -> float:
+        """Read in the way that was the fastest, which is tried out once."""
+        if what not in self._fastest:
+            trials = [(await self._read(plan, count), plan, count) for plan in plans for count in _AT_ONCE]
+            self._fastest[what] = min(trials)[1:]
+        return await self._read(*self._fastest[what])
 
     async def _read(self, runs: Sequence[tuple[int, int]], at_once: int) -> float:
         room, size = asyncio.Semaphore(at_once), self._layout.slice_bytes

@@ -70,10 +70,10 @@ class ChunkObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """A range of an object of `size` bytes. `header`: the chunk's, if the store has it as metadata."""
+    """A range of an object of `size` bytes, 0 if unknown. `header`: the chunk's, if the store has it as metadata."""
 
     data: memoryview
-    size: int
+    size: int = 0
     header: bytes | None = None
 
 

@@ -28,9 +28,11 @@ class MemoryObjects:
     async def get(self, name: Name) -> bytes | None:
         return self.objects.get(name)
 
-    async def read(self, name: Name, start: int, stop: int) -> ObjectRange | None:
+    async def read(self, name: Name, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
         data = self.objects.get(name)
-        return ObjectRange(memoryview(data)[start:stop], len(data)) if data is not None else None
+        if data is None:
+            return None
+        return ObjectRange(memoryview(data)[start:stop], len(data) if described else 0)
 
     async def delete(self, names: Sequence[Name]) -> None:
         for name in names:

@@ -266,8 +266,11 @@ class ObjectTier(Protocol):
     async def get(self, name: ObjectName) -> bytes | None:
         """Read an object; None if there is none."""
 
-    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
-        """Read bytes [start, stop) of an object, fewer if it ends before, in one request; None if there is none."""
+    async def read(self, name: ObjectName, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
+        """Read bytes [start, stop) of an object, fewer if it ends before, in one request; None if there is none.
+
+        `described`: with its size and its header, where the store has that; it costs some more.
+        """
 
     async def delete(self, names: Sequence[ObjectName]) -> None:
         """Delete objects; it is no error if one does not exist."""

@@ -54,10 +54,10 @@ class _Objects(MemoryObjects):
         self.requests = 0
         self.stuck: asyncio.Event | None = None
 
-    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+    async def read(self, name: ObjectName, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
         if self.stuck is not None and start:
             await self.stuck.wait()
-        part = await super().read(name, start, stop)
+        part = await super().read(name, start, stop, described=described)
         self.requests += 1
         if part is not None and start < SHAPE.bytes:
             self.read_bytes[name[0]] += len(part.data)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.model.chunk_object import ObjectRange
 from quire.model.errors import Unavailable
@@ -17,36 +19,60 @@ from quire_storage.ports import ObjectName
 from quire_storage.tiers.object_reads import ObjectReads
 
 _NAME = (b"k" * 32, 7)
-_FAST, _FAR = TierSpeed(0.0001, 1e9, 16), TierSpeed(0.03, 1e9, 16)
+_MIB = 1 << 20
+_NEAR, _FAR = TierSpeed(0.001, 1e9, 1e-3, 16), TierSpeed(0.03, 1e9, 1e-6, 100)
 
 
-def _bounds(runs: list[range]) -> list[tuple[int, int]]:
-    return [(run.start, run.stop) for run in runs]
+def _lengths(layers: int, layer_bytes: int, chunks: int, speed: TierSpeed, **more: Any) -> list[int]:
+    return list(map(len, layer_ranges(layers, layer_bytes, chunks, speed, **more)))
 
 
-def test_the_first_layer_comes_alone_and_runs_grow() -> None:
-    runs = layer_ranges(32, 4 << 20, 64, _FAST)
-    assert _bounds(runs) == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32)], "log2(L) + 1 requests a chunk"
-    assert _bounds(layer_ranges(5, 4 << 20, 1, _FAST)) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+def test_the_first_layer_comes_alone_unless_requests_cost_as_much_as_layers() -> None:
+    assert _lengths(16, 16 * _MIB, 16, _NEAR)[0] == 1
+    assert _lengths(16, _MIB, 1000, _NEAR) == [16], "a thousand requests take a second, all layers 17 ms"
+    assert _lengths(32, 64 << 10, 1, _FAR) == [32], "an answer takes 30 ms, all layers 2 ms"
+    assert _lengths(1, 1 << 30, 1, _NEAR) == [1], "a latent record"
 
 
-def test_a_chunk_that_takes_no_longer_than_an_answer_is_read_at_once() -> None:
-    assert _bounds(layer_ranges(32, 64 << 10, 1, _FAR)) == [(0, 32)]
-    assert _bounds(layer_ranges(1, 1 << 30, 1, _FAST)) == [(0, 1)], "a latent record"
-
-
-def test_runs_grow_faster_where_there_is_time() -> None:
-    """A window of a second for each layer: all of the rest comes before the second layer is needed."""
-    slow = layer_ranges(32, 4 << 20, 64, _FAST, needed_s=lambda layer: 1.0 * layer)
-    assert _bounds(slow) == [(0, 1), (1, 32)]
-    hurried = layer_ranges(32, 4 << 20, 64, _FAST, needed_s=lambda layer: 0.001 * layer)
-    assert _bounds(hurried) == _bounds(layer_ranges(32, 4 << 20, 64, _FAST)), "no time to lose"
+def test_runs_are_long_where_there_is_time() -> None:
+    """With half a second for each layer all of the rest comes before the second one is needed."""
+    assert _lengths(32, 4 * _MIB, 64, _NEAR, needed_s=lambda layer: 0.5 * layer) == [1, 31]
+    assert _lengths(32, 4 * _MIB, 64, _NEAR, needed_s=lambda layer: 1.0 + 0.5 * layer) == [32], "all in time"
+    assert _lengths(32, 4 * _MIB, 1000, _NEAR, needed_s=lambda layer: 0.001 * layer) == [32], "no time for requests"
 
 
 @pytest.mark.parametrize("layers_max", [1, 3])
 def test_runs_are_bounded_where_their_bytes_have_no_slots(layers_max: int) -> None:
     runs = layer_ranges(10, 1, 1, _FAR, layers_max=layers_max)
-    assert [layer for run in runs for layer in run] == list(range(10)) and max(map(len, runs)) == layers_max
+    assert [layer for run in runs for layer in run] == list(range(10)) and max(map(len, runs)) <= layers_max
+
+
+def _lateness(runs: list[range], chunks: int, layer_bytes: int, speed: TierSpeed, window_s: float) -> float:
+    ends_s = [speed.seconds((at + 1) * chunks, run.stop * layer_bytes) for at, run in enumerate(runs)]
+    return max(0.0, *(end_s - run.start * window_s for end_s, run in zip(ends_s, runs, strict=True)))
+
+
+def _plans(start: int, layers: int) -> list[list[range]]:
+    if start == layers:
+        return [[]]
+    return [[range(start, stop), *rest] for stop in range(start + 1, layers + 1) for rest in _plans(stop, layers)]
+
+
+@given(
+    st.integers(1, 7), st.integers(1, 500), st.integers(1, 20 * _MIB), st.floats(0, 0.05), st.floats(0, 0.01),
+    st.floats(0, 0.5),
+)  # fmt: skip
+def test_no_other_plan_would_be_less_late(
+    layers: int, chunks: int, layer_bytes: int, latency_s: float, request_s: float, window_s: float
+) -> None:
+    """Against all plans with as few requests; a twentieth of the time to read everything does not count."""
+    speed = TierSpeed(latency_s, 1e9, request_s, 32)
+    runs = layer_ranges(layers, layer_bytes, chunks, speed, needed_s=lambda layer: layer * window_s)
+    assert [layer for run in runs for layer in run] == list(range(layers)) and len(runs) <= layers.bit_length()
+    others = [plan for plan in _plans(0, layers) if len(plan) <= layers.bit_length()]
+    best = min(_lateness(plan, chunks, layer_bytes, speed, window_s) for plan in others)
+    whole_s = speed.seconds(chunks, layers * layer_bytes)
+    assert _lateness(runs, chunks, layer_bytes, speed, window_s) <= best + 0.11 * whole_s + 1e-9
 
 
 class _Link:
@@ -83,6 +109,17 @@ def test_as_many_requests_as_the_tier_bears(link: _Link, lowest: int, highest: i
     assert window.speed.at_once == window.limit and window.speed.bytes_per_s > 0
 
 
+def test_what_a_request_costs_and_what_its_bytes() -> None:
+    """Four servers that take 2 ms for a request, and 1 ms for each MiB."""
+    window, now_s = RequestWindow(first=32, lowest=32, highest=32), 0.0
+    for size in [1 << 16, 8 << 20, 1 << 20, 2 << 20] * 10:
+        for _ in range(100):
+            now_s += (0.002 + size / 2**20 * 0.001) / 4
+            window.ended(size, 0.02, now_s)
+    assert window.speed.request_s == pytest.approx(0.0005, rel=0.1)
+    assert window.speed.bytes_per_s == pytest.approx(4 * 2**30, rel=0.1)
+
+
 def test_a_refusal_halves_the_number() -> None:
     window = RequestWindow(first=40)
     for began_s in range(8):
@@ -116,7 +153,7 @@ class _Tier:
         self.asked = self.cancelled = self.in_flight = self.in_flight_max = 0
         self.starts: list[int] = []
 
-    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+    async def read(self, name: ObjectName, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
         self.asked += 1
         self.starts.append(start)
         answer = self._answer(self.asked)
@@ -141,8 +178,10 @@ def _reads(answer: Callable[[int], Exception | float], timeout_s: float = 20.0) 
 
 async def test_a_late_answer_is_asked_for_again_and_the_loser_cancelled() -> None:
     reads, tier = _reads(lambda number: 30.0 if number == 65 else 0.001)
+    reads._hedging.after_s = lambda size: None  # type: ignore[method-assign]
     for _ in range(64):
         await reads.read(_NAME, 0, 100)
+    reads._hedging.after_s = lambda size: 0.05  # type: ignore[method-assign]
     part = await reads.read(_NAME, 0, 100)
     assert part is not None and len(part.data) == 100
     await asyncio.sleep(0)

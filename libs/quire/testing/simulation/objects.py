@@ -47,7 +47,7 @@ class SimObjects:
         await self.wait()
         return await self._stored.get(name)
 
-    async def read(self, name: Name, start: int, stop: int) -> ObjectRange | None:
+    async def read(self, name: Name, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
         """Read a range. While the tier fails: an error, a refusal, a late answer, a truncated or a rotten one."""
         if not self.failing:
             await self.wait()

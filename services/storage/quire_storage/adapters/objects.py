@@ -52,15 +52,19 @@ class ObstoreTier:
                 self._store, object_path(*name), data, attributes={_HEADER: header} if is_kept else None
             )
 
-    async def read(self, name: ObjectName, start: int, stop: int) -> ObjectRange | None:
+    async def read(self, name: ObjectName, start: int, stop: int, *, described: bool = True) -> ObjectRange | None:
+        path = object_path(*name)
         async with _translated():
             try:
-                answer = await obstore.get_async(self._reads, object_path(*name), options={"range": (start, stop)})
+                if not described:
+                    data = await obstore.get_range_async(self._reads, path, start=start, end=stop)
+                    return ObjectRange(memoryview(data))
+                answer = await obstore.get_async(self._reads, path, options={"range": (start, stop)})
             except (NotFoundError, FileNotFoundError):
                 return None
             except BaseError as error:
                 if _BEYOND_END.search(str(error)):
-                    return ObjectRange(memoryview(b""), 0)
+                    return ObjectRange(memoryview(b""))
                 raise
             header = None
             with contextlib.suppress(ValueError):

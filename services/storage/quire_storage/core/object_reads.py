@@ -1,15 +1,15 @@
 """Decisions about reads of the object tier: ranges of layers, requests at a time, requests sent twice. Pure.
 
-A chunk object is layer-major, so a run of layers is one range. The first request for a chunk brings its first layer
-alone; the ranges behind it grow, so that a chunk takes about log2(L) requests.
+A chunk object is layer-major, so a run of layers is one range, and a chunk takes log2(L) + 1 requests at most.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 _SAMPLES: Final = 256
@@ -24,16 +24,34 @@ _PAUSE_MAX: Final = 15
 _ANSWERS_MIN: Final = 16
 _RISE: Final = 1 + 2**-16
 _SHORTEST_S: Final = 1e-6
-_RATE_KEPT: Final = 0.9
+_HALVINGS: Final = 24
+_FIRST_WORTH: Final = 3
+_WORTH: Final = 0.05
+"""Part of the time to read everything at once that another run has to save."""
+_KEPT: Final = 4
+"""Windows of each size of requests: what small ones cost is known for long after only large ones were sent."""
+_DISTINCT: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """Speed of the tier: seconds from a small request to its answer, bytes/s of all requests, requests at a time."""
+    """Speed of the tier, with as many requests in flight as it bears.
+
+    Attributes:
+        latency_s: Seconds from a small request to its answer.
+        bytes_per_s: Of all requests together, if they were large.
+        request_s: Seconds that each request adds to the time of all, whatever its size.
+        at_once: Requests in flight.
+    """
 
     latency_s: float = 0.02
     bytes_per_s: float = 200e6
+    request_s: float = 0.001
     at_once: int = 16
+
+    def seconds(self, requests: int, size: int) -> float:
+        """Return the time until the last answer of that many requests for `size` bytes together."""
+        return self.latency_s + requests * self.request_s + size / self.bytes_per_s
 
 
 def layer_ranges(
@@ -47,8 +65,9 @@ def layer_ranges(
 ) -> list[range]:
     """Return the runs of layers that are read by one request for each chunk, in order.
 
-    Layer 0 alone, then 1, 2, 4 … layers; more at a time where they arrive before they are needed all the same. All
-    layers at once, if they take less than another answer would.
+    They make the layer that comes latest, counted from when it is needed, come as early as it can; with no more runs
+    than that takes, and log2(L) + 1 at most. Where it is not known when layers are needed, layer 0 is read alone, and
+    the rest as if layers were computed as fast as they are read; or all at once, unless that takes three times as long.
 
     Args:
         layers: Of a chunk, L.
@@ -58,21 +77,67 @@ def layer_ranges(
         needed_s: Seconds from now until a layer is needed; None for unknown.
         layers_max: Layers of a run.
     """
-    if layers <= layers_max and (layers - 1) * layer_bytes <= speed.latency_s * speed.bytes_per_s:
-        return [range(layers)]
+    runs_max = max(layers.bit_length(), 1 - (1 - layers) // layers_max)
+    first_s, whole_s = speed.seconds(chunks, layer_bytes), speed.seconds(chunks, layers * layer_bytes)
+    alone = needed_s is None
+    if needed_s is None:
+        if whole_s <= _FIRST_WORTH * first_s and layers <= layers_max:
+            return [range(layers)]
+        needed_s = partial(_evenly, whole_s / layers)
+    bounded = _Runs(layers, layer_bytes, chunks, speed, needed_s, layers_max, alone)
+    best: list[range] = []
+    best_s = math.inf
+    for count in range(1, runs_max + 1):
+        late_s, runs = bounded.least_late(count)
+        if runs and late_s < best_s - _WORTH * whole_s:
+            best, best_s = runs, late_s
+    return best
 
-    def takes_s(count: int) -> float:
-        rounds = -(-chunks // speed.at_once)
-        return max(rounds * speed.latency_s, speed.latency_s + count * layer_bytes / speed.bytes_per_s)
 
-    ranges, spent_s, size = [range(1)], takes_s(1), 1
-    while (first := ranges[-1].stop) < layers:
-        while needed_s is not None and first + size < layers and spent_s + takes_s(2 * size) <= needed_s(first):
-            size *= 2
-        ranges.append(range(first, min(layers, first + size, first + layers_max)))
-        spent_s += takes_s(len(ranges[-1]))
-        size *= 2
-    return ranges
+def _evenly(layer_s: float, layer: int) -> float:
+    return layer * layer_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Plans of a given number of runs. See `layer_ranges`. `alone`: the first run is layer 0."""
+
+    layers: int
+    layer_bytes: int
+    chunks: int
+    speed: TierSpeed
+    needed_s: Callable[[int], float]
+    layers_max: int
+    alone: bool
+
+    def least_late(self, count: int) -> tuple[float, list[range]]:
+        """Return the least lateness with `count` runs at most, seconds, and the runs; none if it takes more."""
+        low_s, high_s = 0.0, 1.01 * self.speed.seconds(count * self.chunks, self.layers * self.layer_bytes)
+        best = self._within(high_s, count)
+        for _ in range(_HALVINGS if best else 0):
+            middle_s = (low_s + high_s) / 2
+            runs = self._within(middle_s, count)
+            if runs:
+                best, high_s = runs, middle_s
+            else:
+                low_s = middle_s
+        return high_s, best
+
+    def _within(self, late_s: float, count: int) -> list[range]:
+        """Return runs of which none is later than that, each as long as it can be; none if it takes more of them."""
+        runs: list[range] = []
+        while (start := runs[-1].stop if runs else 0) < self.layers:
+            if len(runs) == count:
+                return []
+            requests_s = self.speed.seconds((len(runs) + 1) * self.chunks, 0)
+            room_s = self.needed_s(start) + late_s - requests_s
+            size = min(int(room_s * self.speed.bytes_per_s / self.layer_bytes) - start, self.layers_max)
+            if self.alone and not runs:
+                size = min(size, 1)
+            if size < 1:
+                return []
+            runs.append(range(start, min(self.layers, start + size)))
+        return runs
 
 
 class RequestWindow:
@@ -90,7 +155,7 @@ class RequestWindow:
         self._work_s = 0.0
         self._answers = self._bytes = 0
         self._since_s: float | None = None
-        self._bytes_per_s = 0.0
+        self._windows: dict[int, deque[tuple[int, int, float]]] = {}
         self._step, self._kept_rate = 1.0, 0.0
         self._pause = self._pauses = 0
         self._upwards = False
@@ -104,8 +169,11 @@ class RequestWindow:
     @property
     def speed(self) -> TierSpeed:
         """The tier, as measured so far."""
-        guess = TierSpeed()
-        return TierSpeed(self._latency_s or guess.latency_s, self._bytes_per_s or guess.bytes_per_s, self.limit)
+        if not self._windows:
+            return replace(TierSpeed(), at_once=self.limit)
+        windows = [window for windows in self._windows.values() for window in windows]
+        request_s, byte_s = _costs(windows, self._latency_s / self.limit)
+        return TierSpeed(self._latency_s, 1 / max(byte_s, _SHORTEST_S**2), request_s, self.limit)
 
     def ended(self, size: int, took_s: float, now_s: float) -> None:
         """Note an answer of `size` bytes. The number is judged anew after twice as many answers."""
@@ -123,8 +191,13 @@ class RequestWindow:
             self._judge(now_s - self._since_s)
             self._work_s, self._answers, self._bytes, self._since_s = 0.0, 0, 0, now_s
 
-    def idle(self) -> None:
+    def idle(self, now_s: float) -> None:
         """No request is in flight: the time until the next one says nothing about the tier."""
+        if self._since_s is not None and self._answers >= _ANSWERS_MIN:
+            self._note(now_s - self._since_s - self._latency_s)
+        self._forget()
+
+    def _forget(self) -> None:
         self._since_s, self._work_s, self._answers, self._bytes = None, 0.0, 0, 0
 
     def throttled(self, began_s: float, now_s: float) -> None:
@@ -134,11 +207,11 @@ class RequestWindow:
         self._refused_s = now_s
         self._move(0.5)
         self._step, self._kept_rate, self._pause = 1.0, 0.0, _PAUSE_MAX
-        self.idle()
+        self._forget()
 
     def _judge(self, elapsed_s: float) -> None:
         rate = self._work_s / elapsed_s
-        self._bytes_per_s = max(_RATE_KEPT * self._bytes_per_s, self._bytes / elapsed_s)
+        self._note(elapsed_s)
         worth_it = rate > _GAIN * self._kept_rate if self._step > 1 else rate > self._kept_rate / _GAIN
         if self._step != 1 and not worth_it:  # back to where it was
             self._move(1 / self._step)
@@ -155,6 +228,12 @@ class RequestWindow:
         else:
             self._try(self._step)
 
+    def _note(self, elapsed_s: float) -> None:
+        """Note the time of the answers since the last judgement."""
+        size_class = (self._bytes // self._answers).bit_length()
+        windows = self._windows.setdefault(size_class, deque(maxlen=_KEPT))
+        windows.append((self._answers, self._bytes, max(elapsed_s, _SHORTEST_S)))
+
     def _try(self, step: float) -> None:
         limit = self._limit
         self._move(step)
@@ -162,6 +241,25 @@ class RequestWindow:
 
     def _move(self, factor: float) -> None:
         self._limit = min(self._highest, max(self._lowest, self._limit * factor))
+
+
+def _costs(windows: Iterable[tuple[int, int, float]], least_s: float) -> tuple[float, float]:
+    """Return the seconds that a request and a byte cost, by least squares of relative errors; neither is negative.
+
+    Args:
+        windows: Answers, their bytes, and the time in which they came.
+        least_s: Cost of a request, where all requests had the same size, so that it does not show.
+    """
+    rows = [(count / elapsed_s, size / elapsed_s) for count, size, elapsed_s in windows]
+    nn, nb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    n1, b1 = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    determinant = nn * bb - nb * nb
+    if determinant > _DISTINCT * nn * bb:
+        request_s, byte_s = (n1 * bb - b1 * nb) / determinant, (b1 * nn - n1 * nb) / determinant
+        if request_s >= 0 and byte_s >= 0:
+            return request_s, byte_s
+        return (0.0, b1 / bb) if request_s < 0 else (n1 / nn, 0.0)
+    return least_s, max(0.0, b1 / bb - least_s * nb / bb)
 
 
 class Hedging:

@@ -66,7 +66,7 @@ class LoadParts:
 class ObjectLoad:
     """Reads a group of chunks of one shape. `layer` waits for a layer; `failed` has the chunks without sound bytes.
 
-    `slots`: where the chunks go; None for a load whose layers are taken by `take`. `layers_max`: of a run.
+    `slots`: where the chunks go; None for a load whose layers are taken by `take`. `runs`: of layers, as they are read.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ObjectLoad:
         slots: Slots | None,
         tenant: str,
         needed_s: Callable[[int], float] | None,
-        layers_max: int,
+        runs: Sequence[range],
     ) -> None:
         self._parts = parts
         self._chunks = chunks
@@ -85,14 +85,7 @@ class ObjectLoad:
         self._needed_s = needed_s
         self._began_s = parts.clock.monotonic_s()
         self.shape = chunks[0].shape
-        self._runs = layer_ranges(
-            self.shape.num_layers,
-            len(chunks) * self.shape.slice_bytes,
-            len(chunks),
-            parts.objects.reads.speed,
-            needed_s=needed_s,
-            layers_max=layers_max,
-        )
+        self._runs = runs
         self._run_of = [number for number, run in enumerate(self._runs) for _ in run]
         loop = asyncio.get_running_loop()
         self._opened: list[asyncio.Future[ChunkStart | None]] = [loop.create_future() for _ in chunks]
@@ -129,6 +122,11 @@ class ObjectLoad:
         self._extend(run)
         await asyncio.shield(self._reading[run])
 
+    async def whole(self) -> None:
+        """Wait until all layers are here, verified, of the chunks that have not failed."""
+        self._extend(len(self._runs) - 1)
+        await asyncio.gather(*map(asyncio.shield, self._reading))
+
     async def take(self, layer: int, first: int, count: int, base: int, stride: int) -> None:
         """Copy a layer of `count` chunks from `first` on to `base` of the arena, `stride` apart. Once for each."""
         pieces = self._held[layer]
@@ -161,25 +159,48 @@ class ObjectLoad:
         due_s = self._began_s + (self._needed_s(run.start) if self._needed_s is not None else 1e-3 * run.start)
         attributes = {"quire.layer": run.start, "quire.layers": len(run)}
         with tracer().start_as_current_span(names.STORAGE_OBJECT_READ, attributes=attributes):
-            reads = (self._read_chunk(at, run, due_s) for at in range(len(self._chunks)))
-            parts = await asyncio.gather(*reads)
+            parts = await self._read_chunks(run, due_s)
         if self.slots is None:
             for offset, layer in enumerate(run):
                 self._held[layer] = [self._slice(part, offset) for part in parts]
         else:
             self._extend(number + _RUNS_AHEAD)
 
-    async def _read_chunk(self, at: int, run: range, due_s: float) -> memoryview | None:
-        """Read layers of a chunk, verify them, and place them in its slot; return them if it has none."""
-        part = await (self._start(at, run, due_s) if run.start == 0 else self._more(at, run, due_s))
+    async def _read_chunks(self, run: range, due_s: float) -> list[memoryview | None]:
+        """Read layers of all chunks, verify them, and place them in their slots, all that have arrived at a time."""
+        parts: list[memoryview | None] = [None] * len(self._chunks)
+        arrived, news = list[int](), asyncio.Event()
+
+        async def read(at: int) -> None:
+            try:
+                parts[at] = await (self._start(at, run, due_s) if run.start == 0 else self._more(at, run, due_s))
+            finally:
+                arrived.append(at)
+                news.set()
+
+        reads = asyncio.gather(*map(read, range(len(self._chunks))))
+        try:
+            remaining = len(self._chunks)
+            while remaining:
+                await news.wait()
+                news.clear()
+                group = arrived.copy()
+                arrived.clear()
+                remaining -= len(group)
+                for at in await self._job(partial(self._place, group, run, parts)):
+                    await self._replace(at, run, parts)
+            await reads
+        finally:
+            reads.cancel()
+        return parts
+
+    async def _replace(self, at: int, run: range, parts: list[memoryview | None]) -> None:
+        """Take unsound layers of a chunk from elsewhere; zeros, where they are nowhere."""
         start = self._opened[at].result()
-        if part is not None and not await self._job(partial(self._place, at, run, part)):
-            part = await self._heal(at, run, start)
-            if part is not None:
-                await self._job(partial(self._place, at, run, part))
-        if part is None and self.slots is not None:
+        parts[at] = await self._heal(at, run, start) if start is not None and parts[at] is not None else None
+        if await self._job(partial(self._place, [at], run, parts)):
+            parts[at] = None
             await self._job(partial(self._blank, at, run))
-        return part if self.slots is None else None
 
     async def _start(self, at: int, run: range, due_s: float) -> memoryview | None:
         chunk, opened = self._chunks[at], self._opened[at]
@@ -215,12 +236,17 @@ class ObjectLoad:
     def _fail(self, at: int, error: QuireError) -> None:
         self.failed.setdefault(at, error)
 
-    def _place(self, at: int, run: range, part: memoryview) -> bool:
-        """Verify layers of a chunk and copy them to its slot, if it has one; whether they are sound. For a thread."""
+    def _place(self, group: Sequence[int], run: range, parts: Sequence[memoryview | None]) -> list[int]:
+        """Verify layers of chunks and copy them to their slots, if they have any; the unsound ones. For a thread."""
+        return [at for at in group if not self._place_one(at, run, parts[at])]
+
+    def _place_one(self, at: int, run: range, part: memoryview | None) -> bool:
         start = self._opened[at].result()
+        if start is None or part is None:
+            return False
         for offset, layer in enumerate(run):
             piece = self._slice(part, offset)
-            if start is None or piece is None or crc32(piece) != start.chunk.checksums[layer]:
+            if piece is None or crc32(piece) != start.chunk.checksums[layer]:
                 return False
             if self.slots is not None:
                 self._row(at, layer)[:] = np.frombuffer(piece, dtype=np.uint8)
@@ -228,7 +254,7 @@ class ObjectLoad:
 
     def _blank(self, at: int, run: range) -> None:
         """Write zeros for layers that failed: another tenant's bytes may be in the slot. For a thread."""
-        for layer in run:
+        for layer in run if self.slots is not None else ():
             self._row(at, layer)[:] = 0
 
     def _row(self, at: int, layer: int) -> Bytes:
@@ -299,7 +325,7 @@ class ObjectLoads:
         places = self._places(chunks, "", needed_s, staged=False)
         loads = joined(places.values())
         try:
-            await asyncio.gather(*(load.layer(load.shape.num_layers - 1) for load in loads))
+            await asyncio.gather(*(load.whole() for load in loads))
         finally:
             for load in loads:
                 await self.leave(load)
@@ -330,7 +356,11 @@ class ObjectLoads:
             if running is not None and running[0].shape == chunk.shape and running[0].is_sound(running[1]):
                 places[chunk.key] = running
         unread = [chunk for chunk in chunks if chunk.key not in places]
-        arena = self._parts.tiers.arena
+        arena, shape, speed = self._parts.tiers.arena, chunks[0].shape, self._parts.objects.reads.speed
+        plan = partial(
+            layer_ranges, shape.num_layers, len(unread) * shape.slice_bytes, len(unread), speed, needed_s=needed_s
+        )
+        runs, staged_runs = plan() if unread else [], list[range]()
         room = int(_SHARE_MAX * arena.slots.capacity_bytes)
         group_max = max(1, min(_GROUP_MAX, arena.block_bytes // chunks[0].shape.slice_room))
         for first in range(0, len(unread), group_max):
@@ -340,9 +370,10 @@ class ObjectLoads:
             if slots is None and not staged:
                 break
             room = room - size if slots is not None else 0  # what is evicted in vain is not evicted again
-            layer_bytes = len(unread) * group[0].shape.slice_room
-            layers_max = group[0].shape.num_layers if slots is not None else max(1, arena.staging_bytes // layer_bytes)
-            load = ObjectLoad(self._parts, group, slots, tenant, needed_s, layers_max)
+            if slots is None and not staged_runs:
+                layer_room = len(unread) * shape.slice_room
+                staged_runs = plan(layers_max=max(1, arena.staging_bytes // layer_room))
+            load = ObjectLoad(self._parts, group, slots, tenant, needed_s, runs if slots is not None else staged_runs)
             for at, chunk in enumerate(group):
                 places[chunk.key] = (load, at)
                 if slots is not None:

@@ -191,7 +191,8 @@ class ChunkObjects:
     async def layers(self, name: ObjectName, shape: Shape, *, run: range, tenant: str, due_s: float) -> memoryview:
         """Read a run of layers of a chunk, not verified. Raises `ChunkMissing`, `ObjectTierFailed`."""
         size = shape.slice_bytes
-        part = await self.reads.read(name, run.start * size, run.stop * size, tenant=tenant, due_s=due_s)
+        start, stop = run.start * size, run.stop * size
+        part = await self.reads.read(name, start, stop, tenant=tenant, due_s=due_s, described=False)
         if part is None or len(part.data) != len(run) * size:
             raise ChunkMissing(f"an object of {name[0].hex()} is missing, or truncated", field="chunk_keys")
         return part.data
