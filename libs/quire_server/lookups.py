@@ -22,13 +22,14 @@ from quire.model.index import UNCHAINED_MAX, ChunkRecord, Match, Pin, records
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
+from quire.model.object_part import ObjectPart
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock, end_ms
 from quire_server.core.advice import FetchAdvice, advise
-from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
+from quire_server.core.placement import Reader, addresses_of, object_part, readable_each, readable_ranges
 from quire_server.limits.turns import FairTurns
 from quire_server.membership.cluster_view import ClusterView
 
@@ -91,6 +92,7 @@ class LookupAnswer:
     index_us: int = 0
     advice: FetchAdvice | None = None
     there: Sequence[int] = ()
+    objects: ObjectPart = field(default_factory=ObjectPart)
 
     @property
     def matched_chunks(self) -> int:
@@ -110,6 +112,7 @@ class _Readable:
     ranges: Sequence[ChunkRange]
     live: Mapping[str, Node]
     index_us: int
+    objects: ObjectPart
 
 
 class Lookups:
@@ -191,12 +194,14 @@ class Lookups:
         matched, tenant = len(readable.keys), self._view.tenant(question.namespace)
         self._count(question.namespace, matched, len(keys))
         try:
-            advice = self._advise(question, tenant, readable.ranges, matched)
+            advice = self._advise(question, tenant, readable, matched)
         except InvalidRequest:
             await self._unpin(readable.keys, pin)
             raise
         nodes = addresses_of(readable.ranges, readable.live)
-        answer = LookupAnswer(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
+        answer = LookupAnswer(
+            readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice, objects=readable.objects
+        )
         if pin is None or not matched:
             return answer
         lease = self._lease(pin, readable.keys, answer, question.scope)
@@ -249,11 +254,11 @@ class Lookups:
             matched = keys.run(0, match.count)
             keys = keys.run(0, _covered(ranges))
             if pin is None or len(keys) == len(matched):
-                return _Readable(keys, ranges, live, index_us)
+                return _Readable(keys, ranges, live, index_us, object_part(match, live, ranges))
             # The pinned chunk cannot be read, and might leave the index with its pin: pin a readable one.
             await self._unpin(matched, pin)
             if not len(keys):
-                return _Readable(keys, ranges, live, index_us)
+                return _Readable(keys, ranges, live, index_us, ObjectPart())
 
     def _reader(self, question: Question) -> Reader:
         self._turn += 1
@@ -290,7 +295,7 @@ class Lookups:
         return released
 
     def _advise(
-        self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
+        self, question: Question, tenant: TenantPolicy, readable: _Readable, matched: int
     ) -> FetchAdvice | None:
         """Return advice; None unless it is requested, and without a profile or the scheduler's rate of the link."""
         if not (question.prompt_tokens and question.device and matched):
@@ -299,12 +304,12 @@ class Lookups:
         if question.prompt_tokens < matched * layout.chunk_tokens:
             raise InvalidRequest(f"{question.prompt_tokens}, but more are cached", field="prompt_tokens")
         profile = self._profiles.find(question.namespace.model_id, question.device)
-        rate = self._newcomer_rate(ranges[0].node_id)
+        rate = self._newcomer_rate(readable.ranges[0].node_id)
         if profile is None or rate <= 0:
             return None
         rate = min(rate, tenant.cap_bytes_per_s or rate)
         fixed_s = self._settings.fetch_fixed_ms / 1000
-        return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
+        return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s, readable.objects)
 
     def _newcomer_rate(self, storage_node: str) -> int:
         """Return the rate of one more delivery on that node's link, bytes per second; 0: unknown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
+from quire.model.object_part import ObjectPart
 from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2 as pb
@@ -67,7 +68,7 @@ class Lookup:
     `keys`: of its chunks; `there`: their positions among the requested ones.
 
     `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
-    of these is reached by the data plane.
+    of these is reached by the data plane. `objects`: the part that only the object tier has, and how fast that is.
     """
 
     namespace: Namespace
@@ -78,6 +79,7 @@ class Lookup:
     index_us: int
     advice: Advice | None = None
     there: Sequence[int] = ()
+    objects: ObjectPart = field(default_factory=ObjectPart)
 
     @property
     def matched_chunks(self) -> int:
@@ -109,6 +111,10 @@ def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse
         index_us=response.index_us,
         advice=_advice(response.advice) if response.HasField("advice") else None,
         there=present,
+        objects=ObjectPart(
+            convert.ranges_from(response.object_ranges),
+            {name: convert.object_speed_from(speed) for name, speed in response.object_speeds.items()},
+        ),
     )
 
 

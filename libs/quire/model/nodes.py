@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final
 
 from quire.model.errors import InvalidRequest
+from quire.model.object_part import ObjectSpeed
 
 _NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -38,13 +39,17 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageInfo:
-    """A storage node. `link`: the scheduler's name for the link by which it delivers. Sizes of chunks, in bytes."""
+    """A storage node. `link`: the scheduler's name for the link by which it delivers. Sizes of chunks, in bytes.
+
+    `object_speed`: of the object tier, if it has one.
+    """
 
     worker_address: bytes = b""
     capacity_bytes: int = 0
     used_bytes: int = 0
     link: str = ""
     has_object_tier: bool = False
+    object_speed: ObjectSpeed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

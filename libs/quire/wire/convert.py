@@ -27,6 +27,7 @@ from quire.model.nodes import (
     SchedulerInfo,
     StorageInfo,
 )
+from quire.model.object_part import ObjectSpeed
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.model.ranges import ChunkRange
@@ -198,6 +199,16 @@ def ranges_to(ranges: Iterable[ChunkRange]) -> list[pb.ChunkRange]:
     return [pb.ChunkRange(node_id=run.node_id, first_chunk=run.first, chunk_count=run.count) for run in ranges]
 
 
+def object_speed_to(speed: ObjectSpeed) -> pb.ObjectSpeed:
+    return pb.ObjectSpeed(
+        latency_us=speed.latency_us, request_us=speed.request_us, bytes_per_s=max(1, speed.bytes_per_s)
+    )
+
+
+def object_speed_from(message: pb.ObjectSpeed) -> ObjectSpeed:
+    return ObjectSpeed(message.latency_us, message.request_us, max(1, message.bytes_per_s))
+
+
 def addresses_from(messages: Iterable[pb.NodeAddress]) -> tuple[NodeAddress, ...]:
     return tuple(NodeAddress(message.node_id, message.grpc_address, message.worker_address) for message in messages)
 
@@ -257,6 +268,8 @@ def node_to(node: Node) -> pb.Node:
             message.storage.used_bytes = storage.used_bytes
             message.storage.link = storage.link
             message.storage.has_object_tier = storage.has_object_tier
+            if storage.object_speed is not None:
+                message.storage.object_speed.CopyFrom(object_speed_to(storage.object_speed))
         case DecoderInfo() as decoder:
             message.decoder.build = decoder.build
             message.decoder.capacity_bytes = decoder.capacity_bytes
@@ -282,6 +295,7 @@ def _info_from(message: pb.Node) -> Info:
                 used_bytes=storage.used_bytes,
                 link=storage.link,
                 has_object_tier=storage.has_object_tier,
+                object_speed=object_speed_from(storage.object_speed) if storage.HasField("object_speed") else None,
             )
         case "decoder":
             decoder = message.decoder

@@ -8,9 +8,11 @@ from typing import Final
 import numpy as np
 
 from quire.model.layout import KvLayout
+from quire.model.object_part import ObjectPart
 from quire.model.profile import ComputeProfile, ttft_s
 
 _CANDIDATES_MAX: Final = 257
+_NOTHING: Final = ObjectPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,35 @@ class FetchAdvice:
 
 
 def advise(
-    profile: ComputeProfile, layout: KvLayout, prompt_tokens: int, matched: int, rate_bytes_per_s: int, fixed_s: float
+    profile: ComputeProfile,
+    layout: KvLayout,
+    prompt_tokens: int,
+    matched: int,
+    rate_bytes_per_s: int,
+    fixed_s: float,
+    objects: ObjectPart = _NOTHING,
 ) -> FetchAdvice:
     """Evaluate Eq. 3 of ObjectCache for every number of chunks (for long prefixes, for 257 of them).
 
-    `fixed_s`: cost of a fetch besides its bytes. The rest, always the tail, is computed.
+    A layer takes as long as the link, or the object tier, whichever is slower; the object tier's requests come on top
+    once, before layer 0.
+
+    Args:
+        profile: Of the model on the device.
+        layout: Of the chunks.
+        prompt_tokens: Length of the prompt. What is not fetched, always the tail, is computed.
+        matched: Chunks that can be fetched.
+        rate_bytes_per_s: Of the link.
+        fixed_s: Cost of a fetch besides its bytes.
+        objects: Part that only the object tier has.
     """
     chunks = np.unique(np.linspace(0, matched, min(matched + 1, _CANDIDATES_MAX)).astype(np.int64))
     cached = np.minimum(chunks * layout.chunk_tokens, prompt_tokens - 1)
     windows = profile.window_s(prompt_tokens - cached, cached)
-    transfers = chunks * layout.slice_bytes / rate_bytes_per_s
-    expected = ttft_s(transfers, windows, layout.num_layers) + np.where(chunks > 0, fixed_s, 0.0)
+    requests_s = objects.seconds(chunks, 0)
+    reads = objects.seconds(chunks, layout.slice_bytes) - requests_s
+    transfers = np.maximum(chunks * layout.slice_bytes / rate_bytes_per_s, reads)
+    expected = ttft_s(transfers, windows, layout.num_layers) + np.where(chunks > 0, fixed_s + requests_s, 0.0)
     best = int(np.argmin(expected))
     return FetchAdvice(
         int(chunks[best]),

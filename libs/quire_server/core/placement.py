@@ -12,7 +12,8 @@ from typing import Final
 from quire.model.index import OBJECT_TIER, Match
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
-from quire.model.ranges import ChunkRange
+from quire.model.object_part import ObjectPart
+from quire.model.ranges import ChunkRange, clip
 from quire_server.core.claims import claims_by_capacity
 
 _NOWHERE: Final = Location()
@@ -88,6 +89,21 @@ def readable_ranges(match: Match, live: Mapping[str, Node], keys: ChunkKeys, rea
             break
         first += run.count
     return ranges
+
+
+def object_part(match: Match, live: Mapping[str, Node], ranges: Sequence[ChunkRange]) -> ObjectPart:
+    """Return the part of `ranges`, which are those of `match`, that only the object tier has."""
+    first, runs = 0, list[ChunkRange]()
+    for run in match.runs:
+        if not any(name in live for name in run.nodes):
+            runs += clip(ranges, first, first + run.count)
+        first += run.count
+    speeds = {}
+    for name in dict.fromkeys(run.node_id for run in runs):
+        about = live[name].about
+        if isinstance(about, StorageInfo) and about.object_speed is not None:
+            speeds[name] = about.object_speed
+    return ObjectPart(tuple(runs), speeds)
 
 
 def readable_each(

@@ -270,6 +270,7 @@ class StorageNode:
             used_bytes=self.used_bytes,
             link=self._config.link,
             has_object_tier=self._objects is not None,
+            object_speed=self._objects.reads.speed.measured().rounded() if self._objects is not None else None,
         )
 
     @property

@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.model.index import OBJECT_TIER, Match, PlacedRun
+from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, SchedulerInfo, StorageInfo
+from quire.model.object_part import ObjectPart, ObjectSpeed
 from quire.model.profile import Profiles, ttft_s
-from quire_server.core.advice import advise
-from quire_server.core.placement import link_rates_of
+from quire.model.ranges import ChunkRange
+from quire_server.core.advice import FetchAdvice, advise
+from quire_server.core.placement import Reader, link_rates_of, object_part, readable_ranges
 
 LLAMA = KvLayout(32, 16, 8, 128, Dtype.BF16)
 _found = Profiles().find("Llama-3.1-8B", "a100-80gb")
@@ -59,3 +63,32 @@ def test_what_links_have_left() -> None:
     ]
     assert link_rates_of(nodes) == {"rack-1": 5 * 10**9, "rack-2": 7 * 10**9}
     assert not link_rates_of(nodes[:1])
+
+
+def test_what_the_object_tier_alone_has_costs_its_requests_and_its_rate() -> None:
+    """At 100 GB/s all of 8K is taken; not where the last half comes from a tier that takes ten seconds for it."""
+    matched, link = 512, 10**11
+    fast, slow = ObjectSpeed(1_000, 1, 10**11), ObjectSpeed(30_000, 40_000, 10**9)
+    cold = ChunkRange("storage-0", 256, 256)
+
+    def advised(speed: ObjectSpeed) -> FetchAdvice:
+        objects = ObjectPart((cold,), {"storage-0": speed})
+        return advise(PROFILE, LLAMA, matched * 16, matched, link, 0.0, objects)
+
+    near, far = advised(fast), advised(slow)
+    assert near.chunks == matched and far.chunks == 256
+    assert far.ttft_all_s > 10 > near.ttft_all_s and far.ttft_none_s == near.ttft_none_s
+    shared = ObjectPart((ChunkRange("a", 0, 128), ChunkRange("b", 128, 128)), {"a": slow, "b": slow})
+    assert shared.seconds(256, 0) == ObjectPart((ChunkRange("a", 0, 128),), {"a": slow}).seconds(256, 0), "side by side"
+    assert shared.chunks(100, 200) == 100 and float(shared.seconds(128, 0, first=128)) == 0.0
+
+
+def test_what_no_live_node_is_listed_for_is_of_the_object_tier() -> None:
+    speed = ObjectSpeed(1234, 567, 890_123_456).rounded()
+    assert speed == ObjectSpeed(1000, 600, 900_000_000)
+    live = {"a": Node(node_id="a", about=StorageInfo(worker_address=b"w", has_object_tier=True, object_speed=speed))}
+    match = Match((PlacedRun(3, ("a", OBJECT_TIER)), PlacedRun(2, ("gone", OBJECT_TIER)), PlacedRun(4, (OBJECT_TIER,))))
+    keys = ChunkKeys(b"".join(bytes([at]) * 32 for at in range(9)))
+    ranges = readable_ranges(match, live, keys, Reader(1 << 20))
+    part = object_part(match, live, ranges)
+    assert part.chunks(0, 9) == 6 and part.chunks(0, 3) == 0 and part.speeds == {"a": speed}

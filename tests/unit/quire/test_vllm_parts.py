@@ -13,13 +13,15 @@ from quire.client import Buffer
 from quire.integrations.cost import Cost
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import Settled, Unstored
+from quire.integrations.vllm.plan import LoadTime, Settled, Unstored
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, LoadCost, late
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable
 from quire.model.hashing import engine_keys
 from quire.model.keys import ChunkKeys
+from quire.model.object_part import ObjectPart, ObjectSpeed
+from quire.model.ranges import ChunkRange
 from quire.transport.memory import MemoryTransport
 from tests.unit.quire.vllm_scheduler import SPACE, Client, Request, World, close_clients
 
@@ -351,6 +353,37 @@ def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -
     assert [worth.tried(8, at) for at in (12.1, 14.2)] == [2, 8], "of two sizes, to know of an overhead"
 
 
+def test_blocks_of_the_object_tier_cost_what_the_cluster_expects_until_loads_of_such_were_seen() -> None:
+    worth = LoadCost()
+    for _ in range(3):
+        worth.computed(1000, 1.0)
+        worth.loaded(30, 0.1)
+    assert worth.load(30, 1000) and worth.load(30, 1000, cold_s=0.9)
+    assert not worth.load(30, 1000, cold_s=1.5), "the tier is slow"
+    for _ in range(3):
+        worth.loaded(30, 0.2, cold=True)
+    assert worth.load(30, 1000, cold_s=1.5), "but a node had them in its memory"
+    for _ in range(24):
+        worth.loaded(30, 3.0, cold=True)
+    assert not worth.load(30, 1000, cold_s=0.5) and worth.load(30, 1000), "others cost what they did"
+
+
+def test_what_the_object_tier_takes_longer_for_than_computing_is_computed() -> None:
+    """The same prefix is loaded where a node has it."""
+    for speed, tokens in ((ObjectSpeed(1_000_000, 1, 1 << 30), 0), (ObjectSpeed(1, 1, 1 << 40), 128)):
+        world = World(Client(4))
+        world.client.objects = ObjectPart((ChunkRange("node", 1, 3),), {"node": speed})
+        for at in range(3):
+            world.matching.step([(f"x{at}", 0, 1000)], lambda _: [[]])
+            world.now_s += 0.1
+            world.matching.ended()
+        world.matching.loaded([LoadTime(4, 0.001)] * 3)
+        request = Request()
+        world.matching.arrived(request)
+        world.client.answer()
+        assert world.matching.matched(request, 0) == (tokens, False)
+
+
 @pytest.mark.parametrize("tokens", [1, 1000])
 def test_a_step_takes_what_steps_like_it_took(tokens: int) -> None:
     worth = LoadCost()
@@ -394,7 +427,7 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
         world.matching.step([(f"x{at}", 0, 1000)], lambda _: [[]])
         world.now_s += 0.1
         world.matching.ended()
-    world.matching.loaded([(4, 50.0)] * 3)
+    world.matching.loaded([LoadTime(4, 50.0)] * 3)
     request = Request()
     world.matching.arrived(request)
     world.client.answer()
@@ -406,7 +439,7 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     world.client.answer()
     assert world.matching.matched(second, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
     assert not world.matching.step([], lambda _: [[]]).tries
-    world.matching.loaded([(1, 0.0001)] * 24)
+    world.matching.loaded([LoadTime(1, 0.0001)] * 24)
     third = Request("third")
     world.matching.arrived(third)
     world.client.answer()

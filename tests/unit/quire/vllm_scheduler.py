@@ -17,6 +17,7 @@ from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.object_part import ObjectPart
 
 GROUP = Group(0, ("layers.0",), Kind.FULL, 32, 8192)
 SPACE = Namespace("m", "w", KvLayout(4, 32, 2, 32, Dtype.BF16))
@@ -62,6 +63,7 @@ class Client:
         self.has = list(has)
         self.states = states or {}
         self.fails: QuireError | None = None
+        self.objects = ObjectPart()
         self.asked: list[ChunkKeys] = []
         self.released: list[bytes] = []
         self._held: list[tuple[Coroutine[Any, Any, Any], Future[Any]]] = []
@@ -77,7 +79,8 @@ class Client:
         if namespace.model_id in self.states:
             return self._states(namespace, keys, lease_ttl_ms, unchained)
         count = min(len(keys), self.has[namespace.shard_index])
-        return Lookup(namespace, keys.run(0, count), b"lease%d" % len(self.asked) if count else b"", (), {}, 0)
+        lease = b"lease%d" % len(self.asked) if count else b""
+        return Lookup(namespace, keys.run(0, count), lease, (), {}, 0, objects=self.objects)
 
     def _states(self, namespace: Namespace, keys: ChunkKeys, lease_ttl_ms: int, unchained: bool) -> Lookup:
         """Look up unchained chunks: several of them, or a single one with a lease."""

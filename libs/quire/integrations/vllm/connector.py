@@ -40,7 +40,7 @@ from quire.integrations.vllm.engine import (
 )
 from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
-from quire.integrations.vllm.plan import Settled, StepPlan, StoredRun, Unstored
+from quire.integrations.vllm.plan import LoadTime, Settled, StepPlan, StoredRun, Unstored
 from quire.integrations.vllm.scheduler.events import StoreEvents
 from quire.integrations.vllm.scheduler.load_cost import LinkTime
 from quire.integrations.vllm.scheduler.matching import Matching
@@ -77,11 +77,11 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Report of workers to the scheduler after a step.
 
-    `loaded`: blocks and seconds of each load that arrived; `settled`: loads that are over.
+    `loaded`: times of loads that arrived; `settled`: loads that are over.
     """
 
     unstored: list[Unstored]
-    loaded: list[tuple[int, float]]
+    loaded: list[LoadTime]
     settled: list[Settled]
     stored: list[StoredRun]
 

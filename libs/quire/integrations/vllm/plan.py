@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.client import Lookup
 from quire.model.hashing import Namespace
@@ -95,3 +96,16 @@ class StepPlan:
     stores: list[StorePlan] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     idle: bool = False
+
+
+class LoadTime(NamedTuple):
+    """Time that a load took, or would have taken. `cold`: with blocks that the object tier alone had."""
+
+    blocks: int
+    seconds: float
+    cold: bool = False
+
+
+def is_cold(plan: LoadPlan | TryPlan, count: int) -> bool:
+    """Return whether the object tier alone had some of the `count` blocks of a plan when they were looked up."""
+    return any(lookup.objects.chunks(plan.first, plan.first + count) for lookup in plan.found)

@@ -251,18 +251,30 @@ class RunningDelivery(_message.Message):
     def __init__(self, delivery_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., layers: _Optional[int] = ..., layers_sent: _Optional[int] = ..., bytes_per_layer: _Optional[int] = ..., rate_bytes_per_s: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class StorageInfo(_message.Message):
-    __slots__ = ("worker_address", "capacity_bytes", "used_bytes", "link", "has_object_tier")
+    __slots__ = ("worker_address", "capacity_bytes", "used_bytes", "link", "has_object_tier", "object_speed")
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     HAS_OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_SPEED_FIELD_NUMBER: _ClassVar[int]
     worker_address: bytes
     capacity_bytes: int
     used_bytes: int
     link: str
     has_object_tier: bool
-    def __init__(self, worker_address: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., link: _Optional[str] = ..., has_object_tier: _Optional[bool] = ...) -> None: ...
+    object_speed: ObjectSpeed
+    def __init__(self, worker_address: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., link: _Optional[str] = ..., has_object_tier: _Optional[bool] = ..., object_speed: _Optional[_Union[ObjectSpeed, _Mapping]] = ...) -> None: ...
+
+class ObjectSpeed(_message.Message):
+    __slots__ = ("latency_us", "request_us", "bytes_per_s")
+    LATENCY_US_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_US_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    latency_us: int
+    request_us: int
+    bytes_per_s: int
+    def __init__(self, latency_us: _Optional[int] = ..., request_us: _Optional[int] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class DecoderInfo(_message.Message):
     __slots__ = ("build", "capacity_bytes", "used_bytes", "vaes", "signer")

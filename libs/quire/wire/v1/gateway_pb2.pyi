@@ -324,7 +324,14 @@ class LookupRequest(_message.Message):
     def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., lease_ttl_ms: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., device: _Optional[str] = ..., unchained: _Optional[bool] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found")
+    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found", "object_ranges", "object_speeds")
+    class ObjectSpeedsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _common_pb2.ObjectSpeed
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_common_pb2.ObjectSpeed, _Mapping]] = ...) -> None: ...
     MATCHED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +340,8 @@ class LookupResponse(_message.Message):
     INDEX_US_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_RANGES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     matched_chunks: int
     lease: bytes
     lease_expires_ms: int
@@ -341,7 +350,9 @@ class LookupResponse(_message.Message):
     index_us: int
     advice: Advice
     found: bytes
-    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ...) -> None: ...
+    object_ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]
+    object_speeds: _containers.MessageMap[str, _common_pb2.ObjectSpeed]
+    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ..., object_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., object_speeds: _Optional[_Mapping[str, _common_pb2.ObjectSpeed]] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("take_chunks", "compute_window_us", "rate_bytes_per_s", "ttft_us", "ttft_all_us", "ttft_none_us")

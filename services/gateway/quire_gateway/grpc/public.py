@@ -340,6 +340,8 @@ def _found(match: LookupAnswer, question: Question) -> pb.LookupResponse:
         nodes=convert.addresses_to(match.nodes, grpc=False),
         index_us=match.index_us,
         advice=_advice(match.advice) if match.advice is not None else None,
+        object_ranges=convert.ranges_to(match.objects.ranges),
+        object_speeds={name: convert.object_speed_to(speed) for name, speed in match.objects.speeds.items()},
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from quire.model.object_part import ObjectSpeed
+
 _SAMPLES: Final = 256
 _SAMPLES_MIN: Final = 20
 _REQUESTS_A_HEDGE: Final = 20
@@ -48,6 +50,11 @@ class TierSpeed:
     bytes_per_s: float = 200e6
     request_s: float = 0.001
     at_once: int = 16
+
+    def measured(self) -> ObjectSpeed:
+        """Return what others decide by."""
+        latency_us, request_us = round(self.latency_s * 1e6), round(self.request_s * 1e6)
+        return ObjectSpeed(latency_us, request_us, max(1, round(self.bytes_per_s)))
 
     def seconds(self, requests: int, size: int) -> float:
         """Return the time until the last answer of that many requests for `size` bytes together."""

@@ -62,7 +62,7 @@ class LoadCost:
     """Costs of one engine. Sizes of loads are in blocks."""
 
     def __init__(self) -> None:
-        self._computing, self._loading = Cost(), Cost()
+        self._computing, self._loading, self._cold = Cost(), Cost(), Cost()
         self._short: deque[float] = deque(maxlen=_KEPT)
         self._tried_s, self._tries = -_TRIED_EVERY_S, 0
 
@@ -79,17 +79,24 @@ class LoadCost:
             return self.compute_s(tokens)
         return float(np.median(self._short)) if tokens and self._short else 0.0
 
-    def loaded(self, blocks: int, seconds: float) -> None:
-        """Note the time that a load took, or would have taken."""
-        self._loading.add(blocks, seconds)
+    def loaded(self, blocks: int, seconds: float, *, cold: bool = False) -> None:
+        """Note the time that a load took, or would have taken. `cold`: with blocks of the object tier alone."""
+        (self._cold if cold else self._loading).add(blocks, seconds)
 
     def compute_s(self, tokens: int) -> float:
         """Return the time to compute these tokens; 0 while it is unknown."""
         return self._computing.seconds(tokens) or 0.0
 
-    def load(self, blocks: int, tokens: int) -> bool:
-        """Return whether to load that number of blocks, whose tokens would be computed otherwise."""
+    def load(self, blocks: int, tokens: int, cold_s: float = 0.0) -> bool:
+        """Return whether to load that number of blocks, whose tokens would be computed otherwise.
+
+        `cold_s`: what the cluster expects the object tier to take, where it alone has some of them; 0 for none. It
+        counts until such loads were seen: a node may have some in its memory.
+        """
         computing, loading = self._computing.seconds(tokens), self._loading.seconds(blocks)
+        if cold_s:
+            seen = self._cold.seconds(blocks)
+            loading = seen if seen is not None else max(loading or 0.0, cold_s)
         return computing is None or loading is None or loading <= computing
 
     def tried(self, blocks: int, now_s: float) -> int:

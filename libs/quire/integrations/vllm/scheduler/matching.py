@@ -18,7 +18,7 @@ from typing import Any
 from quire.client import SyncClient
 from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
-from quire.integrations.vllm.plan import LoadPlan, Settled, StepPlan, StorePlan, TryPlan, Unstored
+from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.scheduler.asking import Asking
 from quire.integrations.vllm.scheduler.events import StoreEvents
 from quire.integrations.vllm.scheduler.hints import priority_of, retain, retain_s
@@ -140,7 +140,7 @@ class Matching:
             return 0, False
         decided = not self._settings.cut_off or state.promised == (computed, tokens)
         blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._blocks.groups)
-        if not decided and not self._worth.load(blocks, tokens):
+        if not decided and not self._worth.load(blocks, tokens, self._cold_s(state, computed, computed + tokens)):
             self._count("recomputed_blocks", blocks)
             self._try(state, computed, computed + tokens)
             self._asking.give_back(state)
@@ -168,6 +168,16 @@ class Matching:
             while units and size(units) > limit:  # a window's part is not the same everywhere
                 units -= 1
         return units * self._unit
+
+    def _cold_s(self, state: State, computed: int, end: int) -> float:
+        """Return the time that the object tier takes for the blocks that it alone has, as far as is known."""
+        seconds = 0.0
+        for part, group in zip(state.parts, self._blocks.groups, strict=True):
+            match = part.match or RequestMatch()
+            first, stop = (at // group.block_tokens - match.first for at in (computed, end))
+            for lookup in match.shards:
+                seconds += float(lookup.objects.seconds(stop, lookup.namespace.layout.chunk_bytes, max(0, first)))
+        return seconds
 
     def _try(self, state: State, computed: int, end: int) -> None:
         """Measure from time to time how long loads take, with the group that has most to load."""
@@ -226,10 +236,10 @@ class Matching:
             self._worth.computed(tokens, self._now_s() - started_s)
             self._step = None
 
-    def loaded(self, loads: Sequence[tuple[int, float]]) -> None:
-        """How long loads took: blocks and seconds of each."""
-        for blocks, seconds in loads:
-            self._worth.loaded(blocks, seconds)
+    def loaded(self, loads: Sequence[LoadTime]) -> None:
+        """How long loads took."""
+        for blocks, seconds, cold in loads:
+            self._worth.loaded(blocks, seconds, cold=cold)
 
     def settled(self, loads: Sequence[Settled]) -> None:
         """Take the results of loads by worker. Blocks that did not arrive in one shard are stored again in all."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup, SlicePlaces
-from quire.integrations.vllm.plan import LoadPlan, Settled, TryPlan
+from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, TryPlan, is_cold
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.descriptor import DeliveryOrder
@@ -146,7 +146,7 @@ class Loads:
         self._layerwise: list[Load] = []
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
-        self._times: list[tuple[int, float]] = []
+        self._times: list[LoadTime] = []
         self._link = link
         self._trying = False
         self._settled: list[Settled] = []
@@ -242,7 +242,7 @@ class Loads:
         if load.delivery is not None and not failed and len(load.wanted_ns) == self._blocks.num_layers:
             self._client.post(partial(load.delivery.wanted, load.wanted_ns))
         if plan.blocks and not failed and not load.noted:
-            self._times.append((len(load.plan.blocks), load.took_s or load.alone_s))
+            self._note_time(load.plan, len(load.plan.blocks), load.took_s or load.alone_s)
         self._count("failed_blocks", len(failed))
         self._count("loaded_blocks", len(load.plan.blocks) - len(failed))
         self._count("loads_s", time.monotonic() - load.begun_s)
@@ -296,10 +296,13 @@ class Loads:
             del self._asynchronous[request_id]
         return done
 
-    def times(self) -> list[tuple[int, float]]:
-        """Blocks and seconds of loads that ended, since this was last asked."""
+    def times(self) -> list[LoadTime]:
+        """Times of loads that ended, since this was last asked."""
         times, self._times = self._times, []
         return times
+
+    def _note_time(self, plan: LoadPlan | TryPlan, blocks: int, seconds: float) -> None:
+        self._times.append(LoadTime(blocks, seconds, is_cold(plan, blocks)))
 
     def _note_late(self, load: Load) -> None:
         """Once, of one that is given up while it still might come: as long as it would have taken."""
@@ -307,7 +310,7 @@ class Loads:
             return
         load.noted = True
         layers = self._blocks.num_layers
-        self._times.append((len(load.plan.blocks), load.alone_s * layers / max(load.arrived, 0.5)))
+        self._note_time(load.plan, len(load.plan.blocks), load.alone_s * layers / max(load.arrived, 0.5))
         self._count("late_blocks", len(load.plan.blocks))
 
     def missing(self) -> set[int]:
@@ -405,7 +408,7 @@ class Loads:
                     plan.found[self._shard], staging, first_chunk=plan.first, chunk_count=plan.count
                 )
                 await delivery.summary()
-            self._times.append((plan.count, self._link.now_s() - began))
+            self._note_time(plan, plan.count, self._link.now_s() - began)
         except Exception as error:  # whatever it was: there are other tries
             logger().debug("a try failed", error=repr(error))
             if delivery is not None:
