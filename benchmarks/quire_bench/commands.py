@@ -66,6 +66,40 @@ def bench_delivery(
     delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
 
 
+def bench_packs(
+    object_url: Annotated[str, typer.Argument(help="object tier, as s3://bucket/prefix")],
+    chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64",
+    context: Annotated[int, typer.Option(help="tokens")] = 65_536,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 4,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
+    latency_ms: Annotated[str, typer.Option(help="added to each request; one or several: 0,10,30")] = "0,10,30",
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Chunks as an object each against packs of chunks: bare reads, and what they cost."""
+    from quire_bench import packs
+
+    sizes, delays = ([int(text) for text in several.split(",")] for several in (chunk_tokens, latency_ms))
+    packs.run(object_url, sizes, context, layers, rounds, delays).show(json_file, plot)
+
+
+def bench_hedging(
+    object_url: Annotated[str, typer.Argument(help="object tier, as s3://bucket/prefix")],
+    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 64,
+    chunks: Annotated[int, typer.Option(help="chunks of the prefix")] = 16,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 8,
+    loads: Annotated[int, typer.Option(help="cold loads")] = 500,
+    slow_percent: Annotated[float, typer.Option(help="requests that are delayed")] = 1.0,
+    slow_ms: Annotated[int, typer.Option(help="for how long")] = 1000,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Cold loads from an object tier that delays some of its answers: p99 against p50."""
+    from quire_bench import hedging
+
+    hedging.run(object_url, chunk_tokens, chunks, layers, loads, slow_percent, slow_ms).show(json_file, plot)
+
+
 def bench_store(
     level: Annotated[str, typer.Option(help="one or both: memory,local")] = "memory,local",
     transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",

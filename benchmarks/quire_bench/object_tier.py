@@ -9,40 +9,31 @@ are there.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import obstore
 import uvloop
-from obstore.store import S3Store
 from rich.console import Console
 
 from quire.client import Buffer, QuireClient
-from quire.model.chunk_object import object_of_path
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import KvLayout
+from quire_bench.bare_reads import BareReads, open_bare, paths_of
 from quire_bench.filling import fill, llama_layout
 from quire_bench.slow_link import SlowLink
-from quire_server.objects import open_store
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median, spread
-
-_AT_ONCE: Final = (4, 8, 16, 32, 64)
-_WHOLE_AT_ONCE: Final = 8
-_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -117,17 +108,17 @@ def _measure(
 async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chunks: int, rounds: int) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
-    bare = _BareReads(place, endpoint, layout)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(QuireClient(gateway))
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.OBJECT)
-        bare.find(keys)
+        store = open_bare(place, endpoint)
+        bare = BareReads(store, paths_of(store, keys), layout.num_layers, layout.slice_bytes)
         assert target.view is not None
         copy = np.empty(chunks * layout.slice_bytes, dtype=np.uint8)
         for round_number in range(rounds + 1):
             assert await client.evict(namespace, keys, keep_objects=True) == chunks, "the object tier has them all"
-            first, delivery = await _deliver(client, namespace, keys, target)
+            first, delivery = await deliver_cold(client, namespace, keys, target)
             bare_first, bare_whole, objects = await bare.first(), await bare.all(), await bare.objects()
             began = time.perf_counter()
             np.copyto(copy, target.view[: len(copy)])
@@ -141,7 +132,9 @@ async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chu
     return times
 
 
-async def _deliver(client: QuireClient, namespace: Namespace, keys: ChunkKeys, target: Buffer) -> tuple[float, float]:
+async def deliver_cold(
+    client: QuireClient, namespace: Namespace, keys: ChunkKeys, target: Buffer
+) -> tuple[float, float]:
     """Seconds until the first layer and until the last, look-up included."""
     started = time.perf_counter()
     retrieval = await client.retrieve(namespace, keys, target, order=DeliveryOrder.LAYERWISE)
@@ -155,58 +148,3 @@ async def _deliver(client: QuireClient, namespace: Namespace, keys: ChunkKeys, t
     await retrieval.delivery.quiesced(10)
     await client.release(retrieval.found)
     return first, last
-
-
-class _BareReads:
-    """Reads of the chunks' objects by obstore, without anything of Quire."""
-
-    def __init__(self, place: str, endpoint: str, layout: KvLayout) -> None:
-        if place.startswith("s3://") and endpoint:
-            self._store: Any = S3Store.from_url(place, endpoint=endpoint, client_options={"allow_http": True})
-        else:
-            self._store = open_store(place, _TIMEOUT_S, "--object-url")
-        self._layout = layout
-        self._paths: list[str] = []
-        growing, start, size = [(0, 1)], 1, 1
-        while start < layout.num_layers:
-            growing.append((start, min(layout.num_layers, start + size)))
-            start, size = start + size, 2 * size
-        self._plans = (growing, [(0, layout.num_layers)])
-        self._fastest: dict[str, tuple[Sequence[tuple[int, int]], int]] = {}
-
-    def find(self, keys: ChunkKeys) -> None:
-        """Find the objects of the chunks."""
-        chunks = set(keys)
-        paths = (str(entry["path"]) for page in obstore.list(self._store, prefix="chunks/") for entry in page)
-        self._paths = [path for path in paths if (name := object_of_path(path)) is not None and name[0] in chunks]
-        assert len(self._paths) == len(keys), "each chunk has an object"
-
-    async def first(self) -> float:
-        """Seconds for the first layer of all chunks."""
-        return await self._by_the_fastest("first", [[(0, 1)]])
-
-    async def all(self) -> float:
-        """Seconds for all layers."""
-        return await self._by_the_fastest("all", self._plans)
-
-    async def objects(self) -> float:
-        """Seconds for whole objects, eight at a time."""
-        return await self._read([(0, self._layout.num_layers)], _WHOLE_AT_ONCE)
-
-    async def _by_the_fastest(self, what: str, plans: Iterable[Sequence[tuple[int, int]]]) -> float:
-        """Read in the way that was the fastest, which is tried out once."""
-        if what not in self._fastest:
-            trials = [(await self._read(plan, count), plan, count) for plan in plans for count in _AT_ONCE]
-            self._fastest[what] = min(trials)[1:]
-        return await self._read(*self._fastest[what])
-
-    async def _read(self, runs: Sequence[tuple[int, int]], at_once: int) -> float:
-        room, size = asyncio.Semaphore(at_once), self._layout.slice_bytes
-
-        async def one(path: str, start: int, stop: int) -> None:
-            async with room:
-                await obstore.get_range_async(self._store, path, start=start * size, end=stop * size)
-
-        started = time.perf_counter()
-        await asyncio.gather(*(one(path, *run) for run in runs for path in self._paths))
-        return time.perf_counter() - started

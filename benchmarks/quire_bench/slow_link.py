@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 from types import TracebackType
 from typing import Final, Self
@@ -15,18 +16,21 @@ _PART_BYTES: Final = 1 << 20
 class SlowLink:
     """Holds what clients send back by `delay_s`; answers pass at once. In a thread of its own.
 
-    `address`: of the relay; of the server itself without a delay.
+    `slow_share` of what they send is held back by `slow_s` more. `address`: of the relay; of the server itself without
+    any delay.
     """
 
-    def __init__(self, endpoint: str, delay_s: float) -> None:
+    def __init__(self, endpoint: str, delay_s: float, slow_share: float = 0.0, slow_s: float = 0.0) -> None:
         self.address = endpoint
         self._endpoint = urlsplit(endpoint)
-        self._delay_s = delay_s
+        self._delay_s, self._slow_share, self._slow_s = delay_s, slow_share, slow_s
+        self._is_needed = delay_s > 0 or slow_share > 0
+        self._random = random.Random(5)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
-        if self._delay_s:
+        if self._is_needed:
             self._thread.start()
             port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
             self.address = f"http://127.0.0.1:{port}"
@@ -35,7 +39,7 @@ class SlowLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._delay_s:
+        if self._is_needed:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
@@ -46,13 +50,13 @@ class SlowLink:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pass(reader, up_writer, self._delay_s), self._pass(up_reader, writer, 0.0))
+            await asyncio.gather(self._pass(reader, up_writer, held=True), self._pass(up_reader, writer, held=False))
 
-    @staticmethod
-    async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: bool) -> None:
         try:
             while part := await reader.read(_PART_BYTES):
-                if delay_s:
+                slow = held and self._random.random() < self._slow_share
+                if delay_s := (self._delay_s if held else 0.0) + (self._slow_s if slow else 0.0):
                     await asyncio.sleep(delay_s)
                 writer.write(part)
                 await writer.drain()

@@ -90,9 +90,9 @@ class QuirePaths:
     async def give_up_copies(self) -> None:
         """Have only the object tier keep them. Raises `ChunkMissing` where it does not have all of them."""
         await self.forget_leases()
-        left = len(self._keys) - await self._client.evict(self.namespace, self._keys, keep_objects=True)
-        if left:
-            raise ChunkMissing(f"{left} chunks are not in the object tier alone", field="chunk_keys")
+        elsewhere = len(self._keys) - await self._client.evict(self.namespace, self._keys, keep_objects=True)
+        if elsewhere:
+            raise ChunkMissing(f"{elsewhere} chunks are not in the object tier alone", field="chunk_keys")
 
     async def forget_leases(self) -> None:
         """Forget the leases, so that the next look-ups see the tenant's changes."""

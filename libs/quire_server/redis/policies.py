@@ -67,5 +67,7 @@ class StoredPolicies:
     async def theta(self) -> Theta:
         """Return the thresholds Θ that operators set for every node."""
         async with metadata_errors():
-            held, objects = await asyncio.gather(self._client.get(_THETA_KEY), self._client.get(_OBJECT_THETA_KEY))
-            return Theta(int(cast(bytes | None, held) or 0), int(cast(bytes | None, objects) or 0))
+            of_nodes, of_objects = await asyncio.gather(
+                self._client.get(_THETA_KEY), self._client.get(_OBJECT_THETA_KEY)
+            )
+            return Theta(int(cast(bytes | None, of_nodes) or 0), int(cast(bytes | None, of_objects) or 0))

@@ -64,9 +64,9 @@ class Evictions:
         holders = await self._index.holders(chunks)
         in_objects = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names]
         nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
-        asked = (self._holders.demote(node, ChunkKeys(b"".join(in_objects))) for node in nodes)
-        answers = await asyncio.gather(*asked) if in_objects else []
-        return sum(all(gone[at] for gone in answers) for at in range(len(in_objects)))
+        requests = (self._holders.demote(node, ChunkKeys(b"".join(in_objects))) for node in nodes)
+        answers = await asyncio.gather(*requests) if in_objects else []
+        return sum(all(answer[at] for answer in answers) for at in range(len(in_objects)))
 
     async def evict_chunk(self, key: ChunkKeys) -> bool:
         """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""

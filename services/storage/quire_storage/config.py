@@ -75,7 +75,7 @@ class StorageConfig(MemberConfig):
         12_500_000_000, "what this node takes of the link when no scheduler answers", minimum=1
     )
     theta_bytes: int = setting(4 << 20, "payloads below it are delivered chunkwise (Eq. 2)", minimum=0)
-    theta_object_bytes: int = setting(4 << 20, "the same of payloads from the object tier", minimum=0)
+    theta_object_bytes: int = setting(0, "the same of payloads from the object tier; 0: none is", minimum=0)
     ucx_tls: str = setting("", "UCX transports, e.g. rc,tcp; empty lets UCX choose")
     shared_memory: str = setting(
         "",

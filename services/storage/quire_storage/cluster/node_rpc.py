@@ -113,9 +113,9 @@ class NodeRequests:
 
     async def demote(self, keys: ChunkKeys) -> list[bool]:
         """Let chunks go that the object tier has, unless a lease pins them; for each whether no copy is here now."""
-        asked = list(keys)
-        await self._tiers.evict(asked, keepers=[OBJECT_TIER], level=Durability.OBJECT)
-        return [key not in self._tiers.residency for key in asked]
+        chunk_keys = list(keys)
+        await self._tiers.evict(chunk_keys, keepers=[OBJECT_TIER], level=Durability.OBJECT)
+        return [key not in self._tiers.residency for key in chunk_keys]
 
     async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
         """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`.

@@ -165,8 +165,8 @@ class Replicator:
                 yield payload
         if self._tiers.objects is not None:
             generation = self._tiers.residency.generation(chunk.record.key) or 0
-            if (found := await self._tiers.objects.chunk(chunk.record.key, generation)) is not None:
-                yield found[1]
+            if (chunk_object := await self._tiers.objects.chunk(chunk.record.key, generation)) is not None:
+                yield chunk_object[1]
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Yield chunks of another node with their (L, S) bytes, verified, without missing or damaged ones."""

@@ -165,11 +165,11 @@ class Deliveries:
 
     async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
         """Return the chunks that the object tier has, as far as is known."""
-        loads, descriptor, missing = self._parts.reading.loads, call.descriptor, frozenset(keys)
-        if loads is None or not missing:
+        loads, descriptor, absent = self._parts.reading.loads, call.descriptor, frozenset(keys)
+        if loads is None or not absent:
             return {}
         shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
-        return await loads.find([record for record in _records_of(call) if record.key in missing], shape)
+        return await loads.find([record for record in _records_of(call) if record.key in absent], shape)
 
     def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""

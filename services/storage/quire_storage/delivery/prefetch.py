@@ -96,11 +96,11 @@ class Prefetches:
         try:
             in_memory = {copy.chunk.key for copy in pinned.copies if copy.memory is not None}
             cold = [copy for copy in pinned.copies if copy.memory is None and copy.disk is not None]
-            for each in {copy.chunk.shape for copy in cold}:
-                in_memory |= await self._promote([copy for copy in cold if copy.chunk.shape == each], due_s)
+            for shape_ in {copy.chunk.shape for copy in cold}:
+                in_memory |= await self._promote([copy for copy in cold if copy.chunk.shape == shape_], due_s)
             if shape is not None and pinned.missing:
-                missing = frozenset(pinned.missing)
-                in_memory |= await self._load([record for record in records if record.key in missing], shape, due_s)
+                absent = frozenset(pinned.missing)
+                in_memory |= await self._load([record for record in records if record.key in absent], shape, due_s)
         finally:
             tiers.unpin(pinned)
         sizes = (copy.chunk.shape.slot_bytes for copy in pinned.copies)
@@ -111,8 +111,8 @@ class Prefetches:
         loads = self._reading.loads
         if loads is None:
             return set()
-        found = await loads.find(records, shape)
-        return await loads.bring(list(found.values()), due_s) if found else set()
+        chunks = await loads.find(records, shape)
+        return await loads.bring(list(chunks.values()), due_s) if chunks else set()
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""

@@ -105,8 +105,8 @@ class Stores:
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             return []
         absent = [record for record in call.records if self._tiers.find(record.key) is None]
-        found = self._tiers.find_all([record.key for record in call.records])  # they may be evicted before the store
-        return found + await self._tiers.objects.headers(await self._tiers.object_generations(absent))
+        present = self._tiers.find_all([record.key for record in call.records])  # they may be evicted before the store
+        return present + await self._tiers.objects.headers(await self._tiers.object_generations(absent))
 
     async def _keep_all(self, call: IngestOrder, elsewhere: Sequence[Chunk]) -> set[bytes]:
         """Write chunks to drives while the ones behind them are read, if all of the buffer can be read by now.

@@ -56,7 +56,7 @@ class _Race:
             return
         if error is None and not request.cancelled():
             self.answer.set_result(request.result())
-        elif all(each.done() for each in self._requests):
+        elif all(request_.done() for request_ in self._requests):
             self.answer.set_exception(error or ObjectTierFailed("the request was cancelled"))
 
 

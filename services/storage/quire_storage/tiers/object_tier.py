@@ -104,11 +104,11 @@ class ChunkObjects:
         Args:
             generations: By key, the generation of the index entry that lists the object; 0 if unknown.
         """
-        names, found = list(generations.items()), list[Chunk]()
+        names, chunks = list(generations.items()), list[Chunk]()
         for first in range(0, len(names), _HEADERS_AT_ONCE):
             answers = map(self._header, names[first : first + _HEADERS_AT_ONCE])
-            found += [chunk for chunk in await asyncio.gather(*answers) if chunk is not None]
-        return found
+            chunks += [chunk for chunk in await asyncio.gather(*answers) if chunk is not None]
+        return chunks
 
     async def _header(self, listed: ObjectName) -> Chunk | None:
         try:

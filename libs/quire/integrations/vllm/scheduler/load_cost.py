@@ -95,8 +95,8 @@ class LoadCost:
         """
         computing, loading = self._computing.seconds(tokens), self._loading.seconds(blocks)
         if cold_s:
-            seen = self._cold.seconds(blocks)
-            loading = seen if seen is not None else max(loading or 0.0, cold_s)
+            cold_load_s = self._cold.seconds(blocks)
+            loading = cold_load_s if cold_load_s is not None else max(loading or 0.0, cold_s)
         return computing is None or loading is None or loading <= computing
 
     def tried(self, blocks: int, now_s: float) -> int:

@@ -25,8 +25,8 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
     if len(set(keys)) < len(keys):
         raise KeysInvalid("a key appears twice", field="chunk_keys")
     stored = {key: entry for key in keys if (entry := copies.find(key)) is not None}
-    known = {chunk.key: chunk for chunk in event.elsewhere} | {key: entry.chunk for key, entry in stored.items()}
-    conflicts = [chunk for chunk in event.chunks if chunk.key in known and not known[chunk.key].same_content(chunk)]
+    present = {chunk.key: chunk for chunk in event.elsewhere} | {key: entry.chunk for key, entry in stored.items()}
+    conflicts = [chunk for chunk in event.chunks if chunk.key in present and not present[chunk.key].same_content(chunk)]
     if conflicts and event.on_existing is OnExisting.VERIFY:
         for entry in stored.values():
             copies.rest(entry)
