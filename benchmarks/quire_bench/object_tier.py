@@ -117,7 +117,7 @@ async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chu
         assert target.view is not None
         copy = np.empty(chunks * layout.slice_bytes, dtype=np.uint8)
         for round_number in range(rounds + 1):
-            assert await client.evict(namespace, keys, keep_objects=True) == chunks, "the object tier has them all"
+            assert await client.demote(namespace, keys) == chunks, "the object tier has them all"
             first, delivery = await deliver_cold(client, namespace, keys, target)
             bare_first, bare_whole, objects = await bare.first(), await bare.all(), await bare.objects()
             began = time.perf_counter()

@@ -40,12 +40,21 @@ class SlowLink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_needed:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
 
     async def _listen(self) -> int:
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def _end(self) -> None:
+        self._server.close()
+        relays = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in relays:
+            task.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)

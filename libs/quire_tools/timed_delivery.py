@@ -90,7 +90,7 @@ class QuirePaths:
     async def give_up_copies(self) -> None:
         """Have only the object tier keep them. Raises `ChunkMissing` where it does not have all of them."""
         await self.forget_leases()
-        elsewhere = len(self._keys) - await self._client.evict(self.namespace, self._keys, keep_objects=True)
+        elsewhere = len(self._keys) - await self._client.demote(self.namespace, self._keys)
         if elsewhere:
             raise ChunkMissing(f"{elsewhere} chunks are not in the object tier alone", field="chunk_keys")
 

@@ -243,9 +243,9 @@ async def test_what_the_object_tier_alone_has_is_prefetched_and_compared_with(tm
             keys, payload = some_keys(namespace, 32), random_payload(namespace, 32)
             await store(client, namespace, keys, payload, durability=Durability.OBJECT)
             lease = await client.lookup(namespace, keys)
-            assert await client.evict(namespace, keys, keep_objects=True) == 31, "the lease pins the last one"
+            assert await client.demote(namespace, keys) == 31, "the lease pins the last one"
             await client.release(lease)
-            assert await client.evict(namespace, keys, keep_objects=True) == 32
+            assert await client.demote(namespace, keys) == 32
             other = payload.copy()
             other[1, 30, 7] ^= 1
             with pytest.raises(ContentConflict):

@@ -132,6 +132,10 @@ async def _evict(world: World) -> None:
     assert await world.mallory.client.evict(world.mallory.namespace, world.keys) == 0
 
 
+async def _demote(world: World) -> None:
+    assert await world.mallory.client.demote(world.mallory.namespace, world.keys) == 0
+
+
 async def _retain(world: World) -> None:
     assert await world.mallory.client.retain(world.mallory.namespace, world.keys, 60.0) == 0
 
@@ -203,6 +207,7 @@ TRIED: Mapping[str, Callable[[World], Awaitable[None]]] = {
     "Retrieve": _retrieve,
     "Store": _store,
     "Evict": _evict,
+    "Demote": _demote,
     "Retain": _retain,
     "Prefetch": _prefetch,
     "Release": _release,

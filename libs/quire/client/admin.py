@@ -122,5 +122,5 @@ class AdminClient:
 
         `object_tier`: those with chunks that only the object tier has, in place of the others.
         """
-        request = pb.SetThetaRequest(theta_bytes=theta_bytes, object_tier=object_tier)
-        await call(self._stub.SetTheta, request, timeout_s=self._timeout_s)
+        method = self._stub.SetObjectTheta if object_tier else self._stub.SetTheta
+        await call(method, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)

@@ -404,22 +404,28 @@ class QuireClient:
         response = await call(self._stub.Release, pb.ReleaseRequest(lease=lookup.lease), timeout_s=self._timeout_s)
         return bool(response.released)
 
-    async def evict(
-        self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0, keep_objects: bool = False
-    ) -> int:
+    async def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         """Drop chunks from the end of a prefix, but for the first `keep_chunks`; how many were dropped.
 
-        Those that a lease pins, or that other prefixes extend, stay. `keep_objects`: from memory and drives only, those
-        that the object tier has; they can still be read. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
         """
         request = pb.EvictRequest(
-            namespace=convert.namespace_to(namespace),
-            chunk_keys=keys.packed,
-            keep_chunks=keep_chunks,
-            keep_objects=keep_objects,
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
         )
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
+
+    async def demote(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        """Have nodes give up chunks that the object tier has, but for the first `keep_chunks`; they can still be read.
+
+        Leases keep copies where they are; other prefixes and levels below `object` do not. Returns how many chunks the
+        object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        """
+        request = pb.DemoteRequest(
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
+        )
+        return int((await call(self._stub.Demote, request, timeout_s=self._timeout_s)).demoted_chunks)
 
     async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.

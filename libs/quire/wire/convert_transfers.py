@@ -62,7 +62,8 @@ def deliver_order_from(message: pb.DeliverRequest, tenant: str = "", until_s: fl
 def prefetch_order_to(order: PrefetchOrder) -> pb.PrefetchChunksRequest:
     """Return the message, without a permit."""
     return pb.PrefetchChunksRequest(
-        chunk_keys=order.keys.packed,
+        chunk_keys=b"".join(order.keys.run(run.first, run.count).packed for run in order.ranges),
+        prefix_keys=order.keys.packed,
         within_ms=round(order.within_s * 1000),
         ranges=convert.ranges_to(order.ranges),
         layout=convert.layout_to(order.layout) if order.layout is not None else None,
@@ -71,14 +72,19 @@ def prefetch_order_to(order: PrefetchOrder) -> pb.PrefetchChunksRequest:
 
 
 def prefetch_order_from(message: pb.PrefetchChunksRequest, node_id: str) -> PrefetchOrder:
-    """Check and convert a message; without ranges all keys are meant for the node. Raises `InvalidRequest`."""
-    keys, ranges = ChunkKeys(message.chunk_keys), convert.ranges_from(message.ranges)
+    """Check and convert a message, which of a gateway of the release before has the node's own keys alone.
+
+    Raises `InvalidRequest`.
+    """
+    keys, ranges = ChunkKeys(message.prefix_keys or message.chunk_keys), convert.ranges_from(message.ranges)
+    if not message.prefix_keys:
+        return PrefetchOrder(keys=keys, ranges=(ChunkRange(node_id, 0, len(keys)),), within_s=message.within_ms / 1000)
     if any(run.stop > len(keys) for run in ranges):
         raise InvalidRequest(f"a range leaves the {len(keys)} keys", field="ranges")
     return PrefetchOrder(
         keys=keys,
-        ranges=ranges or (ChunkRange(node_id, 0, len(keys)),),
-        layout=convert.layout_from(message.layout) if message.HasField("layout") else None,
+        ranges=ranges,
+        layout=convert.layout_from(message.layout),
         within_s=message.within_ms / 1000,
         namespace=message.namespace or NO_NAMESPACE,
     )

@@ -19,9 +19,9 @@ _DECODER: Final = frozenset({"decoder"})
 
 _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Heartbeat", "Leave", "ListNodes"), _MEMBERS),
-    **dict.fromkeys(("Allocate", "Evict"), _GATEWAY),
+    **dict.fromkeys(("Allocate", "Evict", "Demote"), _GATEWAY),
     **dict.fromkeys(("PutImage", "HeadImage", "DeleteImage", "ListImages", "RouteImage", "FinishImage"), _GATEWAY),
-    **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta"), _GATEWAY),
+    **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta", "SetObjectTheta"), _GATEWAY),
     **dict.fromkeys(
         ("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies", "Release"), _GATEWAY | _STORAGE
     ),
@@ -32,7 +32,7 @@ _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
 _OF_STORAGE: Final[Mapping[str, frozenset[str]]] = {
     "Deliver": _GATEWAY | _STORAGE | _DECODER,
     **dict.fromkeys(("Ingest", "Stop", "Prefetch", "SendNonce"), _GATEWAY),
-    **dict.fromkeys(("Drop", "DeleteObjects", "CompareIndex", "Raise", "Demote"), _ORCHESTRATOR),
+    **dict.fromkeys(("Drop", "DeleteObjects", "CompareIndex", "Raise", "GiveUp"), _ORCHESTRATOR),
     **dict.fromkeys(("Describe", "Replicate"), _STORAGE),
 }
 _OF_DECODER: Final[Mapping[str, frozenset[str]]] = {
@@ -42,11 +42,13 @@ _OF_DECODER: Final[Mapping[str, frozenset[str]]] = {
 }
 _OF_SCHEDULER: Final = dict.fromkeys(("Admit", "Renew", "Finish", "Observe"), _STORAGE)
 _OF_ADMIN: Final = dict.fromkeys(
-    ("Status", "SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "Watch", "ListSpans"), frozenset({OPERATOR})
+    ("Status", "SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "SetObjectTheta", "Watch", "ListSpans"),
+    frozenset({OPERATOR}),
 )
 _OF_CLIENTS: Final = dict.fromkeys(
     (
-        *("Session", "Lookup", "Fetch", "Retrieve", "Store", "Release", "Evict", "Retain", "Prefetch", "ProveAddress"),
+        *("Session", "Lookup", "Fetch", "Retrieve", "Store", "Release", "Evict", "Demote", "Retain"),
+        *("Prefetch", "ProveAddress"),
         *("PutLatent", "GetLatent", "HeadImage", "GetImage", "DeleteImage", "ListImages", "Status"),
     ),
     _ALL,

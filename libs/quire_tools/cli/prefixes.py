@@ -38,7 +38,8 @@ def drop(file: Path, namespace_file: Path, keep_chunks: int, keep_objects: bool,
     """Drop a prefix from its end."""
     namespace, keys = _prefix(file, namespace_file)
     with SyncClient(gateway) as client:
-        chunks = client.evict(namespace, keys, keep_chunks=keep_chunks, keep_objects=keep_objects)
+        give_up = client.demote if keep_objects else client.evict
+        chunks = give_up(namespace, keys, keep_chunks=keep_chunks)
     where = "are in the object tier alone" if keep_objects else "are gone"
     console.print(f"{chunks} of {len(keys)} chunks {where}")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from quire.model.errors import InvalidRequest, QuireError
 from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, Listing, records
 from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
 from quire.telemetry import logger
 from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.cluster import Cluster
@@ -64,9 +65,16 @@ class Evictions:
         holders = await self._index.holders(chunks)
         in_objects = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names]
         nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
-        requests = (self._holders.demote(node, ChunkKeys(b"".join(in_objects))) for node in nodes)
-        answers = await asyncio.gather(*requests) if in_objects else []
+        answers = await asyncio.gather(*(self._give_up(node, in_objects) for node in nodes)) if in_objects else []
         return sum(all(answer[at] for answer in answers) for at in range(len(in_objects)))
+
+    async def _give_up(self, node: Node, keys: Sequence[bytes]) -> list[bool]:
+        """Have a node let go of chunks; for each whether it has no copy. One that does not answer may have all."""
+        try:
+            return await self._holders.give_up(node, ChunkKeys(b"".join(keys)))
+        except QuireError as error:
+            logger().warning("a node gives up no copies", node=node.node_id, chunks=len(keys), why=str(error))
+            return [False] * len(keys)
 
     async def evict_chunk(self, key: ChunkKeys) -> bool:
         """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""

@@ -125,7 +125,7 @@ class ChunkHolder(Protocol):
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         """Make chunks durable at a level; for each whether it is now."""
 
-    async def demote(self, node: Node, keys: ChunkKeys) -> list[bool]:
+    async def give_up(self, node: Node, keys: ChunkKeys) -> list[bool]:
         """Have chunks let go that the object tier has; for each whether the node has no copy now."""
 
     async def gone(self, node: Node) -> None:

@@ -156,9 +156,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
         namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
-        evict = self._evictions.demote if request.keep_objects else self._evictions.evict
-        evicted = await evict(namespace.tag, keys, request.keep_chunks)
+        evicted = await self._evictions.evict(namespace.tag, keys, request.keep_chunks)
         return gateway_pb2.EvictResponse(evicted_chunks=evicted)
+
+    async def Demote(self, request: gateway_pb2.DemoteRequest, context: Any) -> gateway_pb2.DemoteResponse:
+        namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+        demoted = await self._evictions.demote(namespace.tag, keys, request.keep_chunks)
+        return gateway_pb2.DemoteResponse(demoted_chunks=demoted)
 
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
@@ -232,7 +236,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
-        await self._policies.set_theta(request.theta_bytes, object_tier=request.object_tier)
+        await self._policies.set_theta(request.theta_bytes, object_tier=False)
+        return gateway_pb2.SetThetaResponse()
+
+    async def SetObjectTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
+        await self._policies.set_theta(request.theta_bytes, object_tier=True)
         return gateway_pb2.SetThetaResponse()
 
     async def ListPolicies(

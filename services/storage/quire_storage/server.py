@@ -110,9 +110,9 @@ class StorageServicer(StorageServiceServicer):
             raised=bytes(await self._node.requests.raise_level(ChunkKeys(request.chunk_keys), durability))
         )
 
-    async def Demote(self, request: pb.DemoteRequest, context: Any) -> pb.DemoteResponse:
+    async def GiveUp(self, request: pb.GiveUpRequest, context: Any) -> pb.GiveUpResponse:
         self._permits.check(request, again=True)
-        return pb.DemoteResponse(gone=bytes(await self._node.requests.demote(ChunkKeys(request.chunk_keys))))
+        return pb.GiveUpResponse(gone=bytes(await self._node.requests.give_up(ChunkKeys(request.chunk_keys))))
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         self._permits.check(request, again=True)

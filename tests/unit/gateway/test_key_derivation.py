@@ -84,6 +84,10 @@ class _Seen:
         self.keys.append(ChunkKeys(request.chunk_keys))
         return pb.EvictResponse()
 
+    async def Demote(self, request: pb.DemoteRequest, **options: Any) -> pb.DemoteResponse:
+        self.keys.append(ChunkKeys(request.chunk_keys))
+        return pb.DemoteResponse()
+
     async def prefetch(self, readable: LookupAnswer, namespace: Namespace, keys: ChunkKeys, within_s: float) -> int:
         self.keys.append(keys)
         return 0
@@ -143,6 +147,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
     requests: dict[str, list[Any]] = {
         "Lookup": [lookup],
         "Evict": [pb.EvictRequest(**named)],
+        "Demote": [pb.DemoteRequest(**named)],
         "Retain": [pb.RetainRequest(**named, ttl_ms=5), pb.RetainRequest(**named)],
         "Prefetch": [pb.PrefetchRequest(**named)],
         "Fetch": [pb.FetchRequest(lease=token, delivery_id=bytes(16), descriptor=descriptor)],

@@ -59,6 +59,8 @@ async def test_nodes_let_go_of_what_the_object_tier_has() -> None:
     evictions = (await world.start()).evictions
     assert await evictions.demote(NO_NAMESPACE, keys, keep=1) == 1
     assert world.demoted == {"a": [keys.at(1), keys.at(2)]}
+    world.away.add("a")
+    assert await evictions.demote(NO_NAMESPACE, keys, keep=1) == 0, "it may have them all"
     with pytest.raises(InvalidRequest):
         await evictions.demote(NO_NAMESPACE, keys, keep=5)
 

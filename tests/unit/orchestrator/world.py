@@ -101,7 +101,9 @@ class World:
         self.raised.append(node.node_id)
         return [self.can_raise] * len(keys)
 
-    async def demote(self, node: Node, keys: ChunkKeys) -> list[bool]:
+    async def give_up(self, node: Node, keys: ChunkKeys) -> list[bool]:
+        if node.node_id in self.away:
+            raise NodeUnavailable("it is away")
         self.demoted[node.node_id] = list(keys)
         return [key not in self.pinned for key in keys]
 

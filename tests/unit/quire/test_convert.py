@@ -18,7 +18,7 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
-from quire.model.keys import ChunkKeys
+from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
     DecoderInfo,
@@ -35,11 +35,14 @@ from quire.model.nodes import (
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire.model.ranges import ChunkRange
+from quire.model.transfers import PrefetchOrder
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire import convert, convert_images
+from quire.wire.convert_transfers import prefetch_order_from, prefetch_order_to
 from quire.wire.index_messages import held_from
 from quire.wire.policies import policies_from, policies_to, policy_from, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2
+from quire.wire.v1 import storage_pb2 as pb
 
 _u32 = st.integers(0, (1 << 32) - 1)
 _u63 = st.integers(0, (1 << 63) - 1)
@@ -281,3 +284,19 @@ def test_what_means_something_is_taken() -> None:
     assert convert.transfer_id_from(whole, "transfer_id") == whole
     (held,) = held_from(b"f" * PRINT_BYTES, b"b" * PRINT_BYTES, [7])
     assert (held.fingerprint, held.bucket, held.generation) == (b"f" * PRINT_BYTES, b"b" * PRINT_BYTES, 7)
+
+
+def test_a_prefetch_is_understood_by_nodes_of_the_release_before_and_from_its_gateways() -> None:
+    """They know a node's own keys alone, and nothing of the object tier."""
+    keys = ChunkKeys(b"".join(bytes([at]) * KEY_BYTES for at in range(8)))
+    ranges = (ChunkRange("a", 1, 2), ChunkRange("a", 6, 1))
+    layout = KvLayout(2, 16, 8, 128, Dtype.BF16)
+    order = PrefetchOrder(keys=keys, ranges=ranges, layout=layout, within_s=0.25, namespace=b"n" * 16)
+    message = prefetch_order_to(order)
+    own = ChunkKeys(message.chunk_keys)
+    assert prefetch_order_from(message, "a") == order and list(own) == [record.key for record in order.records()]
+    old = prefetch_order_from(pb.PrefetchChunksRequest(chunk_keys=own.packed, within_ms=250), "a")
+    assert [record.key for record in old.records()] == list(own) and old.layout is None and old.within_s == 0.25
+    message.ranges.add(node_id="a", first_chunk=7, chunk_count=2)
+    with pytest.raises(InvalidRequest, match="a range leaves the 8 keys"):
+        prefetch_order_from(message, "a")

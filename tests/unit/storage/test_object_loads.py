@@ -301,3 +301,15 @@ async def test_chunks_are_brought_as_far_as_there_is_memory(world: World, monkey
     assert brought == {_key(number) for number in range(33) if number != 3}, "5, and two groups of 16"
     await world.loads.leave(load)
     assert world.objects.read_bytes[_key(5)] == SHAPE.bytes and not world.loads._running
+
+
+@pytest.mark.parametrize("late_s", [-60.0, 0.0])
+async def test_a_prefetch_that_is_late_brings_chunks_all_the_same(late_s: float) -> None:
+    """Of two loads; none is left behind, nor a slot."""
+    with ThreadPoolExecutor(2) as pool:
+        world = World(pool)
+        for number in range(20):
+            await world.put(number)
+        until_s = SystemClock().monotonic_s() + late_s
+        assert len(await world.loads.bring(_wanted(*range(20)), until_s)) == 20
+        assert len(world.kept) == 2 and sum(map(len, world.kept)) == 20 and not world.loads._running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,14 @@ def test_runs_are_long_where_there_is_time() -> None:
     assert _lengths(32, 4 * _MIB, 64, _NEAR, needed_s=lambda layer: 0.5 * layer) == [1, 31]
     assert _lengths(32, 4 * _MIB, 64, _NEAR, needed_s=lambda layer: 1.0 + 0.5 * layer) == [32], "all in time"
     assert _lengths(32, 4 * _MIB, 1000, _NEAR, needed_s=lambda layer: 0.001 * layer) == [32], "no time for requests"
+
+
+@pytest.mark.parametrize("need_s", [-5.0, 0.0, math.inf])
+@pytest.mark.parametrize("layers_max", [4, 1 << 30])
+def test_there_is_a_plan_whenever_layers_are_needed(need_s: float, layers_max: int) -> None:
+    """One that a prefetch is too late for was empty."""
+    runs = layer_ranges(32, _MIB, 16, TierSpeed(), needed_s=lambda _: need_s, layers_max=layers_max)
+    assert [layer for run in runs for layer in run] == list(range(32))
 
 
 @pytest.mark.parametrize("layers_max", [1, 3])
@@ -118,6 +127,19 @@ def test_what_a_request_costs_and_what_its_bytes() -> None:
             window.ended(size, 0.02, now_s)
     assert window.speed.request_s == pytest.approx(0.0005, rel=0.1)
     assert window.speed.bytes_per_s == pytest.approx(4 * 2**30, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [20, 64, 80, 100, 150])
+def test_what_is_left_of_a_burst_does_not_make_the_tier_look_fast(count: int) -> None:
+    """2 GB/s, 20 ms away; 32 at a time, then nothing. Answers behind a judgement come with its latency behind them."""
+    window, size = RequestWindow(first=32, lowest=32, highest=32), 1 << 20
+    for burst in range(6):
+        now_s = began_s = burst * 10.0
+        for answer in range(count):
+            now_s = began_s + 0.02 + (answer + 1) * size / 2e9
+            window.ended(size, 0.02 + min(answer + 1, 32) * size / 2e9, now_s)
+        window.idle(now_s)
+    assert 1.5e9 < window.speed.bytes_per_s < 3e9
 
 
 def test_a_refusal_halves_the_number() -> None:

@@ -173,13 +173,21 @@ class SyncCalls(SyncLoop):
         """Give the lease back; whether it was still valid. Raises `LeaseForged`, `Unavailable`, `DeadlineExceeded`."""
         return self.run(self._client.release(lookup))
 
-    def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0, keep_objects: bool = False) -> int:
+    def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         """Drop chunks from the end of a prefix, but for the first `keep_chunks`; how many were dropped.
 
-        Those that a lease pins, or that other prefixes extend, stay. `keep_objects`: from memory and drives only, those
-        that the object tier has; they can still be read. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
         """
-        return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks, keep_objects=keep_objects))
+        return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
+
+    def demote(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        """Have nodes give up chunks that the object tier has, but for the first `keep_chunks`; they can still be read.
+
+        Leases keep copies where they are; other prefixes and levels below `object` do not. Returns how many chunks the
+        object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        """
+        return self.run(self._client.demote(namespace, keys, keep_chunks=keep_chunks))
 
     def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.

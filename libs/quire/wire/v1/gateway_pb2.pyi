@@ -21,7 +21,7 @@ CACHE_EVENT_KIND_REMOVED: CacheEventKind
 CACHE_EVENT_KIND_CLEARED: CacheEventKind
 
 class SessionRequest(_message.Message):
-    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address")
+    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote")
     ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class SessionRequest(_message.Message):
     RETAIN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEMOTE_FIELD_NUMBER: _ClassVar[int]
     id: int
     received: int
     timeout_ms: int
@@ -68,10 +69,11 @@ class SessionRequest(_message.Message):
     retain: RetainRequest
     prefetch: PrefetchRequest
     prove_address: ProveAddressRequest
-    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ...) -> None: ...
+    demote: DemoteRequest
+    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ..., demote: _Optional[_Union[DemoteRequest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address")
+    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class SessionResponse(_message.Message):
     RETAIN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEMOTE_FIELD_NUMBER: _ClassVar[int]
     id: int
     number: int
     heard: int
@@ -120,7 +123,8 @@ class SessionResponse(_message.Message):
     retain: RetainResponse
     prefetch: PrefetchResponse
     prove_address: ProveAddressResponse
-    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ...) -> None: ...
+    demote: DemoteResponse
+    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ..., demote: _Optional[_Union[DemoteResponse, _Mapping]] = ...) -> None: ...
 
 class SessionStopped(_message.Message):
     __slots__ = ("nodes",)
@@ -290,12 +294,10 @@ class TenantState(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., cap_bytes_per_s: _Optional[int] = ..., stored_bytes_max: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SetThetaRequest(_message.Message):
-    __slots__ = ("theta_bytes", "object_tier")
+    __slots__ = ("theta_bytes",)
     THETA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
     theta_bytes: int
-    object_tier: bool
-    def __init__(self, theta_bytes: _Optional[int] = ..., object_tier: _Optional[bool] = ...) -> None: ...
+    def __init__(self, theta_bytes: _Optional[int] = ...) -> None: ...
 
 class SetThetaResponse(_message.Message):
     __slots__ = ()
@@ -569,16 +571,30 @@ class ProveAddressResponse(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., good_ms: _Optional[int] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
-    __slots__ = ("namespace", "chunk_keys", "keep_chunks", "keep_objects")
+    __slots__ = ("namespace", "chunk_keys", "keep_chunks")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     KEEP_CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    KEEP_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
     keep_chunks: int
-    keep_objects: bool
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., keep_chunks: _Optional[int] = ..., keep_objects: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., keep_chunks: _Optional[int] = ...) -> None: ...
+
+class DemoteRequest(_message.Message):
+    __slots__ = ("namespace", "chunk_keys", "keep_chunks")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    namespace: _common_pb2.Namespace
+    chunk_keys: bytes
+    keep_chunks: int
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., keep_chunks: _Optional[int] = ...) -> None: ...
+
+class DemoteResponse(_message.Message):
+    __slots__ = ("demoted_chunks",)
+    DEMOTED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    demoted_chunks: int
+    def __init__(self, demoted_chunks: _Optional[int] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
     __slots__ = ("evicted_chunks",)

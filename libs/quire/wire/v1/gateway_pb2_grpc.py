@@ -71,6 +71,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Demote = channel.unary_unary(
+                '/quire.v1.GatewayService/Demote',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
+                _registered_method=True)
         self.Retain = channel.unary_unary(
                 '/quire.v1.GatewayService/Retain',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.RetainRequest.SerializeToString,
@@ -177,6 +182,13 @@ class GatewayServiceServicer:
 
     def Evict(self, request, context):
         """Drop chunks; only those that no indexed chunk extends and no lease pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Demote(self, request, context):
+        """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -290,6 +302,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
+            ),
+            'Demote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Demote,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.SerializeToString,
             ),
             'Retain': grpc.unary_unary_rpc_method_handler(
                     servicer.Retain,
@@ -532,6 +549,33 @@ class GatewayService:
             '/quire.v1.GatewayService/Evict',
             quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Demote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/Demote',
+            quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -848,6 +892,11 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
                 _registered_method=True)
+        self.SetObjectTheta = channel.unary_unary(
+                '/quire.v1.AdminService/SetObjectTheta',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/quire.v1.AdminService/Watch',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
@@ -899,6 +948,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetObjectTheta(self, request, context):
+        """As `SetTheta`, for payloads with chunks that only the object tier has. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Chunks as they come and go, of all namespaces, for as long as the caller listens.
         """
@@ -938,6 +994,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'SetTheta': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTheta,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+            'SetObjectTheta': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetObjectTheta,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
@@ -1086,6 +1147,33 @@ class AdminService:
             request,
             target,
             '/quire.v1.AdminService/SetTheta',
+            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetObjectTheta(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/SetObjectTheta',
             quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,

@@ -57,6 +57,8 @@ class GatewayServiceStub:
     """Give a lease back before it expires."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    Demote: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]
+    """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
     Retain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]
     """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]
@@ -108,6 +110,8 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Give a lease back before it expires."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    Demote: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]  # type: ignore[assignment]
+    """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
     Retain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]  # type: ignore[assignment]
     """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]  # type: ignore[assignment]
@@ -198,6 +202,14 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.EvictResponse, _abc.Awaitable[_gateway_pb2.EvictResponse]]:
         """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+
+    @_abc_1.abstractmethod
+    def Demote(
+        self,
+        request: _gateway_pb2.DemoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DemoteResponse, _abc.Awaitable[_gateway_pb2.DemoteResponse]]:
+        """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
 
     @_abc_1.abstractmethod
     def Retain(
@@ -300,6 +312,8 @@ class AdminServiceStub:
     """What was set for namespaces and tenants, and what tenants keep."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    SetObjectTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
+    """As `SetTheta`, for payloads with chunks that only the object tier has. For operators."""
     Watch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
     ListSpans: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]
@@ -320,6 +334,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What was set for namespaces and tenants, and what tenants keep."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    SetObjectTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
+    """As `SetTheta`, for payloads with chunks that only the object tier has. For operators."""
     Watch: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]  # type: ignore[assignment]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
     ListSpans: _aio.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]  # type: ignore[assignment]
@@ -367,6 +383,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+    @_abc_1.abstractmethod
+    def SetObjectTheta(
+        self,
+        request: _gateway_pb2.SetThetaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
+        """As `SetTheta`, for payloads with chunks that only the object tier has. For operators."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -72,6 +72,11 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Demote = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Demote',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
+                _registered_method=True)
         self.EvictChunks = channel.unary_unary(
                 '/quire.v1.OrchestratorService/EvictChunks',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.SerializeToString,
@@ -139,6 +144,11 @@ class OrchestratorServiceStub:
                 _registered_method=True)
         self.SetTheta = channel.unary_unary(
                 '/quire.v1.OrchestratorService/SetTheta',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
+        self.SetObjectTheta = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SetObjectTheta',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
                 _registered_method=True)
@@ -242,6 +252,13 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Demote(self, request, context):
+        """As the gateway's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EvictChunks(self, request, context):
         """A storage node needs room: take chunks out of the index whose last copy it would give up.
         """
@@ -335,6 +352,13 @@ class OrchestratorServiceServicer:
 
     def SetTheta(self, request, context):
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetObjectTheta(self, request, context):
+        """As the gateway's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -441,6 +465,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
             ),
+            'Demote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Demote,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.SerializeToString,
+            ),
             'EvictChunks': grpc.unary_unary_rpc_method_handler(
                     servicer.EvictChunks,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.FromString,
@@ -508,6 +537,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
             ),
             'SetTheta': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTheta,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+            'SetObjectTheta': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetObjectTheta,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
@@ -747,6 +781,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Evict',
             quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Demote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Demote',
+            quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1123,6 +1184,33 @@ class OrchestratorService:
             request,
             target,
             '/quire.v1.OrchestratorService/SetTheta',
+            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetObjectTheta(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SetObjectTheta',
             quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,

@@ -49,6 +49,8 @@ class OrchestratorServiceStub:
     """Give a lease back."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks from the index and from the nodes that hold them."""
+    Demote: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]
+    """As the gateway's."""
     EvictChunks: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]
@@ -77,6 +79,8 @@ class OrchestratorServiceStub:
     """Say what a tenant gets of contended links."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    SetObjectTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
+    """As the gateway's."""
     PutImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]
     """Catalogue an image whose latent record was stored."""
     HeadImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]
@@ -115,6 +119,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Give a lease back."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks from the index and from the nodes that hold them."""
+    Demote: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]  # type: ignore[assignment]
+    """As the gateway's."""
     EvictChunks: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]  # type: ignore[assignment]
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]  # type: ignore[assignment]
@@ -143,6 +149,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Say what a tenant gets of contended links."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    SetObjectTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
+    """As the gateway's."""
     PutImage: _aio.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]  # type: ignore[assignment]
     """Catalogue an image whose latent record was stored."""
     HeadImage: _aio.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]  # type: ignore[assignment]
@@ -220,6 +228,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.EvictResponse, _abc.Awaitable[_gateway_pb2.EvictResponse]]:
         """Drop chunks from the index and from the nodes that hold them."""
+
+    @_abc_1.abstractmethod
+    def Demote(
+        self,
+        request: _gateway_pb2.DemoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DemoteResponse, _abc.Awaitable[_gateway_pb2.DemoteResponse]]:
+        """As the gateway's."""
 
     @_abc_1.abstractmethod
     def EvictChunks(
@@ -332,6 +348,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+    @_abc_1.abstractmethod
+    def SetObjectTheta(
+        self,
+        request: _gateway_pb2.SetThetaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
+        """As the gateway's."""
 
     @_abc_1.abstractmethod
     def PutImage(

@@ -159,7 +159,7 @@ class RaiseRequest(_message.Message):
     permit: bytes
     def __init__(self, chunk_keys: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
-class DemoteRequest(_message.Message):
+class GiveUpRequest(_message.Message):
     __slots__ = ("chunk_keys", "permit")
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +167,7 @@ class DemoteRequest(_message.Message):
     permit: bytes
     def __init__(self, chunk_keys: _Optional[bytes] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
-class DemoteResponse(_message.Message):
+class GiveUpResponse(_message.Message):
     __slots__ = ("gone",)
     GONE_FIELD_NUMBER: _ClassVar[int]
     gone: bytes
@@ -194,20 +194,22 @@ class DescribeResponse(_message.Message):
     def __init__(self, headers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PrefetchChunksRequest(_message.Message):
-    __slots__ = ("chunk_keys", "within_ms", "permit", "ranges", "layout", "namespace")
+    __slots__ = ("chunk_keys", "within_ms", "permit", "ranges", "layout", "namespace", "prefix_keys")
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     chunk_keys: bytes
     within_ms: int
     permit: bytes
     ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]
     layout: _common_pb2.KvLayout
     namespace: bytes
-    def __init__(self, chunk_keys: _Optional[bytes] = ..., within_ms: _Optional[int] = ..., permit: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+    prefix_keys: bytes
+    def __init__(self, chunk_keys: _Optional[bytes] = ..., within_ms: _Optional[int] = ..., permit: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., namespace: _Optional[bytes] = ..., prefix_keys: _Optional[bytes] = ...) -> None: ...
 
 class PrefetchChunksResponse(_message.Message):
     __slots__ = ("in_memory",)

@@ -70,10 +70,10 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.FromString,
                 _registered_method=True)
-        self.Demote = channel.unary_unary(
-                '/quire.v1.StorageService/Demote',
-                request_serializer=quire_dot_v1_dot_storage__pb2.DemoteRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_storage__pb2.DemoteResponse.FromString,
+        self.GiveUp = channel.unary_unary(
+                '/quire.v1.StorageService/GiveUp',
+                request_serializer=quire_dot_v1_dot_storage__pb2.GiveUpRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.GiveUpResponse.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/quire.v1.StorageService/Describe',
@@ -153,7 +153,7 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Demote(self, request, context):
+    def GiveUp(self, request, context):
         """Let chunks go that the object tier has. For the orchestrator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -226,10 +226,10 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.SerializeToString,
             ),
-            'Demote': grpc.unary_unary_rpc_method_handler(
-                    servicer.Demote,
-                    request_deserializer=quire_dot_v1_dot_storage__pb2.DemoteRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_storage__pb2.DemoteResponse.SerializeToString,
+            'GiveUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUp,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.GiveUpRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.GiveUpResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -453,7 +453,7 @@ class StorageService:
             _registered_method=True)
 
     @staticmethod
-    def Demote(request,
+    def GiveUp(request,
             target,
             options=(),
             channel_credentials=None,
@@ -466,9 +466,9 @@ class StorageService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/quire.v1.StorageService/Demote',
-            quire_dot_v1_dot_storage__pb2.DemoteRequest.SerializeToString,
-            quire_dot_v1_dot_storage__pb2.DemoteResponse.FromString,
+            '/quire.v1.StorageService/GiveUp',
+            quire_dot_v1_dot_storage__pb2.GiveUpRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.GiveUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

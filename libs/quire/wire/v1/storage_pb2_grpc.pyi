@@ -53,7 +53,7 @@ class StorageServiceStub:
     """
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
-    Demote: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DemoteRequest, _storage_pb2.DemoteResponse]
+    GiveUp: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GiveUpRequest, _storage_pb2.GiveUpResponse]
     """Let chunks go that the object tier has. For the orchestrator."""
     Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
@@ -89,7 +89,7 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
-    Demote: _aio.UnaryUnaryMultiCallable[_storage_pb2.DemoteRequest, _storage_pb2.DemoteResponse]  # type: ignore[assignment]
+    GiveUp: _aio.UnaryUnaryMultiCallable[_storage_pb2.GiveUpRequest, _storage_pb2.GiveUpResponse]  # type: ignore[assignment]
     """Let chunks go that the object tier has. For the orchestrator."""
     Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
@@ -166,11 +166,11 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         """Make chunks that are here durable at a level, without their bytes being sent again."""
 
     @_abc_1.abstractmethod
-    def Demote(
+    def GiveUp(
         self,
-        request: _storage_pb2.DemoteRequest,
+        request: _storage_pb2.GiveUpRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.DemoteResponse, _abc.Awaitable[_storage_pb2.DemoteResponse]]:
+    ) -> _typing.Union[_storage_pb2.GiveUpResponse, _abc.Awaitable[_storage_pb2.GiveUpResponse]]:
         """Let chunks go that the object tier has. For the orchestrator."""
 
     @_abc_1.abstractmethod

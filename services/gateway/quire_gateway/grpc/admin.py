@@ -76,6 +76,12 @@ class AdminServicer(AdminServiceServicer):
         )
         return response
 
+    async def SetObjectTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
+        response: pb.SetThetaResponse = await self._act(
+            self._orchestrator.SetObjectTheta, request, context, lambda: str(request.theta_bytes)
+        )
+        return response
+
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         await self._admission.operator(context)
         self._admission.audit.act("Watch", request.after, None)

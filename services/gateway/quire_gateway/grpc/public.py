@@ -106,6 +106,14 @@ class GatewayServicer(GatewayServiceServicer):
             response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
             return response
 
+    async def Demote(self, request: pb.DemoteRequest, context: Any) -> pb.DemoteResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
+            namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+            request.chunk_keys = (await self._derivation.derive(namespace.tag, keys)).packed
+            response: pb.DemoteResponse = await self._forward(self._orchestrator.Demote, request)
+            return response
+
     async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):

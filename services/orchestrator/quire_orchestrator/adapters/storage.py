@@ -54,9 +54,9 @@ class GrpcChunkHolder:
         response = await call(self._asked(node, request).Raise, request, timeout_s=_RAISE_TIMEOUT_S)
         return [bool(mark) for mark in response.raised]
 
-    async def demote(self, node: Node, keys: ChunkKeys) -> list[bool]:
-        request = pb.DemoteRequest(chunk_keys=keys.packed)
-        response = await call(self._asked(node, request).Demote, request, timeout_s=_RAISE_TIMEOUT_S)
+    async def give_up(self, node: Node, keys: ChunkKeys) -> list[bool]:
+        request = pb.GiveUpRequest(chunk_keys=keys.packed)
+        response = await call(self._asked(node, request).GiveUp, request, timeout_s=_RAISE_TIMEOUT_S)
         return [bool(mark) for mark in response.gone]
 
     def _asked(self, node: Node, request: Any) -> StorageServiceStub:

@@ -111,7 +111,7 @@ class NodeRequests:
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
 
-    async def demote(self, keys: ChunkKeys) -> list[bool]:
+    async def give_up(self, keys: ChunkKeys) -> list[bool]:
         """Let chunks go that the object tier has, unless a lease pins them; for each whether no copy is here now."""
         chunk_keys = list(keys)
         await self._tiers.evict(chunk_keys, keepers=[OBJECT_TIER], level=Durability.OBJECT)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from quire.model.object_part import ObjectSpeed
@@ -28,11 +27,14 @@ _RISE: Final = 1 + 2**-16
 _SHORTEST_S: Final = 1e-6
 _HALVINGS: Final = 24
 _FIRST_WORTH: Final = 3
+_NEVER_S: Final = 1e6
 _WORTH: Final = 0.05
 """Part of the time to read everything at once that another run has to save."""
 _KEPT: Final = 4
 """Windows of each size of requests: what small ones cost is known for long after only large ones were sent."""
 _DISTINCT: Final = 0.01
+_FASTER_MAX: Final = 10
+"""Times the best rate that was seen: what bytes cost hardly shows where requests are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,13 @@ def layer_ranges(
     """
     runs_max = max(layers.bit_length(), 1 - (1 - layers) // layers_max)
     first_s, whole_s = speed.seconds(chunks, layer_bytes), speed.seconds(chunks, layers * layer_bytes)
-    alone = needed_s is None
     if needed_s is None:
         if whole_s <= _FIRST_WORTH * first_s and layers <= layers_max:
             return [range(layers)]
-        needed_s = partial(_evenly, whole_s / layers)
-    bounded = _Runs(layers, layer_bytes, chunks, speed, needed_s, layers_max, alone)
+        needs_s = [layer * whole_s / layers for layer in range(layers)]
+    else:  # what should have been there already is needed now
+        needs_s = [min(max(0.0, needed_s(layer)), _NEVER_S) for layer in range(layers)]
+    bounded = _Runs(layer_bytes, chunks, speed, needs_s, layers_max, alone=needed_s is None)
     best: list[range] = []
     best_s = math.inf
     for count in range(1, runs_max + 1):
@@ -101,25 +104,23 @@ def layer_ranges(
     return best
 
 
-def _evenly(layer_s: float, layer: int) -> float:
-    return layer * layer_s
-
-
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Plans of a given number of runs. See `layer_ranges`. `alone`: the first run is layer 0."""
+    """Plans of a given number of runs. See `layer_ranges`.
 
-    layers: int
+    `needs_s`: seconds until each layer is needed. `alone`: the first run is layer 0.
+    """
+
     layer_bytes: int
     chunks: int
     speed: TierSpeed
-    needed_s: Callable[[int], float]
+    needs_s: Sequence[float]
     layers_max: int
     alone: bool
 
     def least_late(self, count: int) -> tuple[float, list[range]]:
         """Return the least lateness with `count` runs at most, seconds, and the runs; none if it takes more."""
-        low_s, high_s = 0.0, 1.01 * self.speed.seconds(count * self.chunks, self.layers * self.layer_bytes)
+        low_s, high_s = 0.0, 1.01 * self.speed.seconds(count * self.chunks, len(self.needs_s) * self.layer_bytes)
         best = self._within(high_s, count)
         for _ in range(_HALVINGS if best else 0):
             middle_s = (low_s + high_s) / 2
@@ -133,17 +134,17 @@ class _Runs:
     def _within(self, late_s: float, count: int) -> list[range]:
         """Return runs of which none is later than that, each as long as it can be; none if it takes more of them."""
         runs: list[range] = []
-        while (start := runs[-1].stop if runs else 0) < self.layers:
+        while (start := runs[-1].stop if runs else 0) < (layers := len(self.needs_s)):
             if len(runs) == count:
                 return []
             requests_s = self.speed.seconds((len(runs) + 1) * self.chunks, 0)
-            room_s = self.needed_s(start) + late_s - requests_s
+            room_s = self.needs_s[start] + late_s - requests_s
             size = min(int(room_s * self.speed.bytes_per_s / self.layer_bytes) - start, self.layers_max)
             if self.alone and not runs:
                 size = min(size, 1)
             if size < 1:
                 return []
-            runs.append(range(start, min(self.layers, start + size)))
+            runs.append(range(start, min(layers, start + size)))
         return runs
 
 
@@ -162,6 +163,7 @@ class RequestWindow:
         self._work_s = 0.0
         self._answers = self._bytes = 0
         self._since_s: float | None = None
+        self._waited = False
         self._windows: dict[int, deque[tuple[int, int, float]]] = {}
         self._step, self._kept_rate = 1.0, 0.0
         self._pause = self._pauses = 0
@@ -180,7 +182,9 @@ class RequestWindow:
             return replace(TierSpeed(), at_once=self.limit)
         windows = [window for windows in self._windows.values() for window in windows]
         request_s, byte_s = _costs(windows, self._latency_s / self.limit)
-        return TierSpeed(self._latency_s, 1 / max(byte_s, _SHORTEST_S**2), request_s, self.limit)
+        fastest = max(size / elapsed_s for _, size, elapsed_s in windows)
+        bytes_per_s = max(fastest, min(1 / byte_s if byte_s else 0.0, _FASTER_MAX * fastest))
+        return TierSpeed(self._latency_s, bytes_per_s, request_s, self.limit)
 
     def ended(self, size: int, took_s: float, now_s: float) -> None:
         """Note an answer of `size` bytes. The number is judged anew after twice as many answers."""
@@ -193,14 +197,14 @@ class RequestWindow:
         self._answers += 1
         self._bytes += size
         if self._since_s is None:
-            self._since_s = now_s - took_s
+            self._since_s, self._waited = now_s - took_s, True
         if self._answers >= max(_ANSWERS_MIN, 2 * self.limit) and now_s > self._since_s:
             self._judge(now_s - self._since_s)
-            self._work_s, self._answers, self._bytes, self._since_s = 0.0, 0, 0, now_s
+            self._work_s, self._answers, self._bytes, self._since_s, self._waited = 0.0, 0, 0, now_s, False
 
     def idle(self, now_s: float) -> None:
         """No request is in flight: the time until the next one says nothing about the tier."""
-        if self._since_s is not None and self._answers >= _ANSWERS_MIN:
+        if self._since_s is not None and self._answers >= _ANSWERS_MIN and self._waited:
             self._note(now_s - self._since_s - self._latency_s)
         self._forget()
 
@@ -218,7 +222,7 @@ class RequestWindow:
 
     def _judge(self, elapsed_s: float) -> None:
         rate = self._work_s / elapsed_s
-        self._note(elapsed_s)
+        self._note(elapsed_s - self._latency_s if self._waited else elapsed_s)
         worth_it = rate > _GAIN * self._kept_rate if self._step > 1 else rate > self._kept_rate / _GAIN
         if self._step != 1 and not worth_it:  # back to where it was
             self._move(1 / self._step)
@@ -236,10 +240,12 @@ class RequestWindow:
             self._try(self._step)
 
     def _note(self, elapsed_s: float) -> None:
-        """Note the time of the answers since the last judgement."""
+        """Note the time of the answers since the last judgement, without the latency if that was waited for."""
+        if elapsed_s <= 0:
+            return
         size_class = (self._bytes // self._answers).bit_length()
         windows = self._windows.setdefault(size_class, deque(maxlen=_KEPT))
-        windows.append((self._answers, self._bytes, max(elapsed_s, _SHORTEST_S)))
+        windows.append((self._answers, self._bytes, elapsed_s))
 
     def _try(self, step: float) -> None:
         limit = self._limit

@@ -101,7 +101,7 @@ class ObjectLoad:
     @property
     def complete(self) -> bool:
         """Whether every layer of it was read."""
-        return len(self._reading) == len(self._runs) and all(
+        return len(self._reading) == len(self._runs) > 0 and all(
             task.done() and not task.cancelled() and task.exception() is None for task in self._reading
         )
 
@@ -172,13 +172,12 @@ class ObjectLoad:
         arrived, news = list[int](), asyncio.Event()
 
         async def read(at: int) -> None:
-            try:
-                parts[at] = await (self._start(at, run, due_s) if run.start == 0 else self._more(at, run, due_s))
-            finally:
-                arrived.append(at)
-                news.set()
+            parts[at] = await (self._start(at, run, due_s) if run.start == 0 else self._more(at, run, due_s))
+            arrived.append(at)
+            news.set()
 
         reads = asyncio.gather(*map(read, range(len(self._chunks))))
+        reads.add_done_callback(lambda _: news.set())
         try:
             remaining = len(self._chunks)
             while remaining:
@@ -187,20 +186,23 @@ class ObjectLoad:
                 group = arrived.copy()
                 arrived.clear()
                 remaining -= len(group)
-                for at in await self._job(partial(self._place, group, run, parts)):
-                    await self._replace(at, run, parts)
-            await reads
+                if reads.done():
+                    reads.result()  # raises what no chunk's failure explains
+                unsound = await self._job(partial(self._place, group, run, parts))
+                await asyncio.gather(*(self._replace(at, run, parts) for at in unsound))
         finally:
             reads.cancel()
+            await asyncio.gather(reads, return_exceptions=True)
         return parts
 
     async def _replace(self, at: int, run: range, parts: list[memoryview | None]) -> None:
         """Take unsound layers of a chunk from elsewhere; zeros, where they are nowhere."""
-        start = self._opened[at].result()
-        parts[at] = await self._heal(at, run, start) if start is not None and parts[at] is not None else None
-        if await self._job(partial(self._place, [at], run, parts)):
-            parts[at] = None
-            await self._job(partial(self._blank, at, run))
+        if parts[at] is not None:
+            parts[at] = await self._heal(at, run, self._opened[at].result())
+            if not await self._job(partial(self._place, [at], run, parts)):
+                return
+        parts[at] = None
+        await self._job(partial(self._blank, at, run))
 
     async def _start(self, at: int, run: range, due_s: float) -> memoryview | None:
         chunk, opened = self._chunks[at], self._opened[at]
@@ -318,17 +320,13 @@ class ObjectLoads:
         Chunks for which there is no memory are left out. `until_s`: when they are wanted, on the node's monotonic
         clock.
         """
-
-        def needed_s(_: int) -> float:
-            return until_s - self._parts.clock.monotonic_s()
-
-        places = self._places(chunks, "", needed_s, staged=False)
+        left_s = max(0.0, until_s - self._parts.clock.monotonic_s())
+        places = self._places(chunks, "", lambda _: left_s, staged=False)
         loads = joined(places.values())
         try:
             await asyncio.gather(*(load.whole() for load in loads))
         finally:
-            for load in loads:
-                await self.leave(load)
+            await asyncio.gather(*map(self.leave, loads))
         return {key for key, (load, at) in places.items() if load.complete and at not in load.failed}
 
     def join(
@@ -397,10 +395,13 @@ class ObjectLoads:
     async def _end(self, load: ObjectLoad) -> None:
         """Keep the chunks of a load in memory if all layers were read; free its slots otherwise."""
         assert not load.users, "none joins a load that ends"
-        read = load.complete_chunks() if load.complete else []
-        await load.settle()
-        if load.slots is not None:
-            self._parts.tiers.end_load(load.slots, read)
+        read: list[tuple[int, Chunk]] = []
+        try:
+            read = load.complete_chunks() if load.complete else []
+        finally:
+            await load.settle()
+            if load.slots is not None:
+                self._parts.tiers.end_load(load.slots, read)
 
 
 def joined(places: Iterable[tuple[ObjectLoad, int]]) -> list[ObjectLoad]:
