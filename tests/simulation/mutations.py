@@ -119,7 +119,7 @@ MUTATIONS: dict[str, Mutation] = {
     "unverified-objects": Mutation(
         0,
         "layers from the object tier are announced without a look at their checksums",
-        (edit(ObjectLoad, "_place", "crc32(piece) != start.chunk.checksums[layer]", "False"),),
+        (edit(ObjectLoad, "_place_one", "crc32(piece) != start.chunk.checksums[layer]", "False"),),
         tested="tests/unit/storage/test_object_loads.py",
     ),
     "foreign-zeros": Mutation(

@@ -19,6 +19,7 @@ _REQUESTS_A_HEDGE: Final = 20
 _HEDGES_SAVED: Final = 8
 _ANSWERS_A_JUDGEMENT: Final = 16
 _SLOW: Final = 0.95
+_SLOWER: Final = 2.0
 _UP: Final = 1.5
 _GAIN: Final = 1.1
 _PAUSE_MAX: Final = 15
@@ -26,7 +27,7 @@ _ANSWERS_MIN: Final = 16
 _RISE: Final = 1 + 2**-16
 _SHORTEST_S: Final = 1e-6
 _HALVINGS: Final = 24
-_FIRST_WORTH: Final = 3
+_FIRST_WORTH: Final = 2
 _NEVER_S: Final = 1e6
 _WORTH: Final = 0.05
 """Part of the time to read everything at once that another run has to save."""
@@ -76,7 +77,7 @@ def layer_ranges(
 
     They make the layer that comes latest, counted from when it is needed, come as early as it can; with no more runs
     than that takes, and log2(L) + 1 at most. Where it is not known when layers are needed, layer 0 is read alone, and
-    the rest as if layers were computed as fast as they are read; or all at once, unless that takes three times as long.
+    the rest as if layers were computed as fast as they are read; or all at once, unless that takes twice as long.
 
     Args:
         layers: Of a chunk, L.
@@ -276,7 +277,10 @@ def _costs(windows: Iterable[tuple[int, int, float]], least_s: float) -> tuple[f
 
 
 class Hedging:
-    """Decides when a request is sent a second time: later than 95% of its size were answered, for one in twenty."""
+    """Decides when a request is sent a second time: later than 95% of its size were answered, for one in twenty.
+
+    Not before twice the usual time either: one in twenty is slower than 95%, and would leave none for one that hangs.
+    """
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
@@ -306,4 +310,6 @@ class Hedging:
         times.append(took_s)
         self._answers += 1
         if len(times) >= _SAMPLES_MIN and self._answers % _ANSWERS_A_JUDGEMENT == 0:
-            self._after_s[size_class] = sorted(times)[int(_SLOW * len(times))]
+            ordered = sorted(times)
+            slow_s, usual_s = ordered[int(_SLOW * len(times))], ordered[len(times) // 2]
+            self._after_s[size_class] = max(slow_s, _SLOWER * usual_s)
