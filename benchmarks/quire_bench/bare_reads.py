@@ -32,9 +32,9 @@ def paths_of(store: Any, keys: ChunkKeys) -> list[str]:
     """Return the paths of the chunks' objects."""
     chunks = set(keys)
     paths = (str(entry["path"]) for page in obstore.list(store, prefix="chunks/") for entry in page)
-    found = [path for path in paths if (name := object_of_path(path)) is not None and name[0] in chunks]
-    assert len(found) == len(keys), "each chunk has an object"
-    return found
+    matches = [path for path in paths if (name := object_of_path(path)) is not None and name[0] in chunks]
+    assert len(matches) == len(keys), "each chunk has an object"
+    return matches
 
 
 class BareReads:
@@ -63,12 +63,12 @@ class BareReads:
         """Seconds for whole objects, eight at a time."""
         return await self._read([(0, self._layers)], _WHOLE_AT_ONCE)
 
-    async def _by_the_fastest(self, what: str, plans: Iterable[Plan]) -> float:
+    async def _by_the_fastest(self, name: str, plans: Iterable[Plan]) -> float:
         """Read in the way that was the fastest, which is tried out once."""
-        if what not in self._fastest:
+        if name not in self._fastest:
             trials = [(await self._read(plan, count), plan, count) for plan in plans for count in _AT_ONCE]
-            self._fastest[what] = min(trials)[1:]
-        return await self._read(*self._fastest[what])
+            self._fastest[name] = min(trials)[1:]
+        return await self._read(*self._fastest[name])
 
     async def _read(self, plan: Plan, at_once: int) -> float:
         room, size = asyncio.Semaphore(at_once), self._layer_bytes

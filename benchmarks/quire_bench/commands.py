@@ -76,7 +76,7 @@ def bench_packs(
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Chunks as an object each against packs of chunks: bare reads, and what they cost."""
+    """Compare chunks as an object each with packs of chunks: bare reads, and their price."""
     from quire_bench import packs
 
     sizes, delays = ([int(text) for text in several.split(",")] for several in (chunk_tokens, latency_ms))

@@ -59,13 +59,15 @@ class SlowLink:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pass(reader, up_writer, held=True), self._pass(up_reader, writer, held=False))
+            await asyncio.gather(
+                self._pass(reader, up_writer, delayed=True), self._pass(up_reader, writer, delayed=False)
+            )
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: bool) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, delayed: bool) -> None:
         try:
             while part := await reader.read(_PART_BYTES):
-                slow = held and self._random.random() < self._slow_share
-                if delay_s := (self._delay_s if held else 0.0) + (self._slow_s if slow else 0.0):
+                slow = delayed and self._random.random() < self._slow_share
+                if delay_s := (self._delay_s if delayed else 0.0) + (self._slow_s if slow else 0.0):
                     await asyncio.sleep(delay_s)
                 writer.write(part)
                 await writer.drain()

@@ -35,8 +35,8 @@ class ObjectSpeed:
     def seconds(self, requests: npt.ArrayLike, size: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the time until the last answer of that many requests for `size` bytes; 0 for none."""
         count, size = np.asarray(requests, dtype=np.float64), np.asarray(size, dtype=np.float64)
-        took = (self.latency_us + count * self.request_us) / 1e6 + size / self.bytes_per_s
-        return np.where(count > 0, took, 0.0)
+        duration_s = (self.latency_us + count * self.request_us) / 1e6 + size / self.bytes_per_s
+        return np.where(count > 0, duration_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ObjectPart:
         return sum(run.count for run in clip(self.ranges, first, stop))
 
     def seconds(self, stops: npt.ArrayLike, slice_bytes: int, first: int = 0) -> npt.NDArray[np.float64]:
-        """Return the time to read one layer, or so many bytes, of its chunks first … stop-1; nodes read side by side.
+        """Return the time to read a part of each of its chunks first … stop-1; nodes read side by side.
 
         Args:
             stops: Ends of the part that is wanted, any shape.

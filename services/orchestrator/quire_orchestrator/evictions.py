@@ -57,9 +57,9 @@ class Evictions:
         return len((await self._evict(chunks, "")).removed)
 
     async def demote(self, namespace: bytes, keys: ChunkKeys, keep: int) -> int:
-        """Have nodes let go of chunks that the object tier has; how many only the object tier has now.
+        """Have nodes let go of chunks that the object tier has; returns the number that no node has now.
 
-        All nodes are asked: the index does not list what one has brought into memory from there.
+        All nodes are asked: the index lists no copies that came from there.
         """
         chunks = _behind(keys, keep, namespace)
         holders = await self._index.holders(chunks)

@@ -49,7 +49,7 @@ async def test_a_node_that_is_away_hears_of_evictions_when_it_is_back() -> None:
 
 
 async def test_nodes_let_go_of_what_the_object_tier_has() -> None:
-    """Of four chunks the first is kept, the last has no object, and a lease pins the third."""
+    """Four chunks: the first is kept, the last has no object, and a lease pins the third."""
     world = World()
     keys = await world.stored(4)
     objects = records(keys, 0, 3)

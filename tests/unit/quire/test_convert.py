@@ -287,7 +287,7 @@ def test_what_means_something_is_taken() -> None:
 
 
 def test_a_prefetch_is_understood_by_nodes_of_the_release_before_and_from_its_gateways() -> None:
-    """They know a node's own keys alone, and nothing of the object tier."""
+    """The release before knows a node's own keys alone, and nothing of the object tier."""
     keys = ChunkKeys(b"".join(bytes([at]) * KEY_BYTES for at in range(8)))
     ranges = (ChunkRange("a", 1, 2), ChunkRange("a", 6, 1))
     layout = KvLayout(2, 16, 8, 128, Dtype.BF16)

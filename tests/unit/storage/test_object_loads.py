@@ -289,7 +289,7 @@ async def test_a_load_that_none_wants_any_more_stops(world: World, monkeypatch: 
 
 
 async def test_chunks_are_brought_as_far_as_there_is_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 16 at a time; one that fails is not counted, and one that is being loaded is read once."""
+    """A chunk that fails is not counted, and one that is being loaded is read once."""
     monkeypatch.setattr(object_loads, "_SHARE_MAX", 1.0)
     for number in range(40):
         await world.put(number)
@@ -305,7 +305,7 @@ async def test_chunks_are_brought_as_far_as_there_is_memory(world: World, monkey
 
 @pytest.mark.parametrize("late_s", [-60.0, 0.0])
 async def test_a_prefetch_that_is_late_brings_chunks_all_the_same(late_s: float) -> None:
-    """Of two loads; none is left behind, nor a slot."""
+    """Neither of two loads is left behind, nor a slot."""
     with ThreadPoolExecutor(2) as pool:
         world = World(pool)
         for number in range(20):

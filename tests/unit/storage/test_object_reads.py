@@ -45,7 +45,7 @@ def test_runs_are_long_where_there_is_time() -> None:
 @pytest.mark.parametrize("need_s", [-5.0, 0.0, math.inf])
 @pytest.mark.parametrize("layers_max", [4, 1 << 30])
 def test_there_is_a_plan_whenever_layers_are_needed(need_s: float, layers_max: int) -> None:
-    """One that a prefetch is too late for was empty."""
+    """The plan of a prefetch that came too late was empty."""
     runs = layer_ranges(32, _MIB, 16, TierSpeed(), needed_s=lambda _: need_s, layers_max=layers_max)
     assert [layer for run in runs for layer in run] == list(range(32))
 

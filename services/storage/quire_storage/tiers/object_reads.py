@@ -24,7 +24,7 @@ Read = Callable[[], Coroutine[Any, Any, ObjectRange | None]]
 
 
 class _NoAnswer(ObjectTierFailed):
-    """It is not tried again: that would take as long."""
+    """A request without an answer, which is not repeated: the next one would wait for as long."""
 
 
 class _Race:
@@ -46,7 +46,7 @@ class _Race:
             self.answer.set_exception(error)
 
     def end(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the requests that are under way."""
         for request in self._requests:
             request.cancel()
 

@@ -92,7 +92,7 @@ class SlotPromotions:
                 self._copies.rest(entry)
 
     def loaded(self, event: ev.Loaded) -> None:
-        """Keep a chunk that was read whole, unless a store has brought it meanwhile: then its slot stays the load's."""
+        """Keep a chunk that was read whole. If a store has brought it since, the slot stays the load's."""
         copies = self._copies
         entry = copies.find(event.chunk.key)
         if entry is None:
