@@ -64,8 +64,8 @@ class Evictions:
         chunks = _behind(keys, keep, namespace)
         holders = await self._index.holders(chunks)
         in_objects = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if OBJECT_TIER in names]
-        nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
-        answers = await asyncio.gather(*(self._give_up(node, in_objects) for node in nodes)) if in_objects else []
+        nodes = self._cluster.storage_nodes().values() if in_objects else []
+        answers = await asyncio.gather(*(self._give_up(node, in_objects) for node in nodes))
         return sum(all(answer[at] for answer in answers) for at in range(len(in_objects)))
 
     async def _give_up(self, node: Node, keys: Sequence[bytes]) -> list[bool]:
