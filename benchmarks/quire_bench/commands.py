@@ -131,6 +131,9 @@ def bench_ttft(
     sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
     bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
     model: Annotated[bool, typer.Option("--model", help="a small transformer's real compute, no timers")] = False,
+    tier: Annotated[str, typer.Option(help="where the chunks are: memory (and drives), or object")] = "memory",
+    object_url: Annotated[str, typer.Option(help="object tier, as s3://bucket/prefix; a folder if not given")] = "",
+    latency_ms: Annotated[str, typer.Option(help="added to each request of an S3 tier; one or several: 0,10")] = "0",
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -149,6 +152,12 @@ def bench_ttft(
     sizes = [64] if quick else numbers(chunk_tokens, int)
     lengths = [16_384] if quick else numbers(contexts, int)
     tries = min(rounds, 2) if quick else rounds
+    if tier == "object":
+        from quire_bench.ttft import cold
+
+        report = cold.run(object_url, lengths, numbers(hits, float), sizes, numbers(latency_ms, int), tries)
+        report.show(json_file, plot, draw=lambda path: figures.cold_prefixes(report, path))
+        return
     report = ttft.run(lengths, numbers(hits, float), sizes, numbers(gbps, float), tries, cold=not quick)
     report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
 

@@ -6,10 +6,7 @@ The baseline reads whole objects by obstore, eight at a time: fewer requests tha
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,36 +15,24 @@ from rich.progress import track
 
 from quire.client import QuireClient
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.layout import KvLayout
 from quire_bench.bare_reads import BareReads, open_bare, paths_of
+from quire_bench.cold_cluster import ColdCluster, cold_cluster, endpoint_of
 from quire_bench.filling import fill, llama_layout
 from quire_bench.object_tier import deliver_cold
 from quire_bench.slow_link import SlowLink
-from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row
 
-_SLAB: Final = 64 << 20
 _WARM_UP: Final = 20
 
 
 def run(url: str, chunk_tokens: int, chunks: int, layers: int, loads: int, slow_percent: float, slow_ms: int) -> Report:
     """Measure. Raises `InvalidRequest` where there is no endpoint to delay."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    if not (url.startswith("s3://") and endpoint.startswith("http://")):
-        raise InvalidRequest("needs an s3:// URL and an http:// AWS_ENDPOINT_URL", field="object_url")
-    layout, place = llama_layout(layers, chunk_tokens), f"{url.rstrip('/')}/{os.urandom(6).hex()}"
-    with tempfile.TemporaryDirectory() as folder, SlowLink(endpoint, 0.0, slow_percent / 100, slow_ms / 1e3) as link:
-        settings = {
-            "QUIRE_STORAGE_SLAB_BYTES": str(_SLAB),
-            "QUIRE_STORAGE_DRIVES": "",
-            "QUIRE_STORAGE_OBJECT_URL": place,
-            "AWS_ENDPOINT_URL": link.address,
-        }
-        arena = (3 * layout.payload_bytes(chunks) // (2 * _SLAB) + 4) * _SLAB
-        with LocalCluster(Path(folder), arena_bytes=arena, drive_bytes=4 * _SLAB, settings=settings) as cluster:
-            ours, bare = uvloop.run(_loads(cluster.gateway_address, place, link.address, layout, chunks, loads))
+    link = SlowLink(endpoint_of(url, is_delayed=True), 0.0, slow_percent / 100, slow_ms / 1e3)
+    layout = llama_layout(layers, chunk_tokens)
+    with cold_cluster(url, link, layout.payload_bytes(chunks), layout.chunk_bytes) as cold:
+        ours, bare = uvloop.run(_loads(cold, layout, chunks, loads))
     report = Report("hedging", {"name": "bare obstore reads of whole objects, each sent once", "unit": "p99 / p50"})
     p50, p99, bare_p50, bare_p99 = (np.percentile(times, at) * 1e3 for times in (ours, bare) for at in (50, 99))
     params = {"G": chunk_tokens, "N": chunks, "layers": layers, "loads": loads, "slow %": slow_percent}
@@ -58,17 +43,15 @@ def run(url: str, chunk_tokens: int, chunks: int, layers: int, loads: int, slow_
     return report
 
 
-async def _loads(
-    gateway: str, place: str, endpoint: str, layout: KvLayout, chunks: int, loads: int
-) -> tuple[list[float], list[float]]:
+async def _loads(cold: ColdCluster, layout: KvLayout, chunks: int, loads: int) -> tuple[list[float], list[float]]:
     """Seconds of each load, by Quire and bare."""
     namespace = Namespace("bench", "1", layout)
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     ours, bare = list[float](), list[float]()
-    async with QuireClient(gateway) as client:
+    async with QuireClient(cold.cluster.gateway_address) as client:
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.OBJECT)
-        store = open_bare(place, endpoint)
+        store = open_bare(cold.place, cold.endpoint)
         reads = BareReads(store, await asyncio.to_thread(paths_of, store, keys), layout.num_layers, layout.slice_bytes)
         for number in track(range(loads + _WARM_UP), "loads", transient=True):
             assert await client.demote(namespace, keys) == chunks, "the object tier has them all"

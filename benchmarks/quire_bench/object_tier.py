@@ -9,13 +9,10 @@ are there.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +22,13 @@ from rich.console import Console
 from quire.client import Buffer, QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import KvLayout
 from quire_bench.bare_reads import BareReads, open_bare, paths_of
+from quire_bench.cold_cluster import ColdCluster, cold_cluster, endpoint_of
 from quire_bench.filling import fill, llama_layout
 from quire_bench.slow_link import SlowLink
-from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row, median, spread
 
 
@@ -56,9 +52,7 @@ def run(
     Raises:
         InvalidRequest: A latency is asked for, and there is no endpoint to delay.
     """
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    if any(latency_ms) and not (url.startswith("s3://") and endpoint.startswith("http://")):
-        raise InvalidRequest("needs an s3:// URL and an http:// AWS_ENDPOINT_URL", field="latency_ms")
+    endpoint = endpoint_of(url, is_delayed=any(latency_ms))
     report = Report(
         "delivery",
         {"name": "bare obstore range reads of the same bytes, same run, best ranges and concurrency", "unit": "GB/s"},
@@ -78,19 +72,9 @@ def run(
 def _measure(
     url: str, endpoint: str, delay_ms: int, layout: KvLayout, chunks: int, params: dict[str, Any], rounds: int
 ) -> Row:
-    payload, slab = layout.payload_bytes(chunks), max(64 << 20, layout.chunk_bytes)
-    with tempfile.TemporaryDirectory() as folder, SlowLink(endpoint, delay_ms / 1e3) as link:
-        place = f"{url.rstrip('/')}/{os.urandom(6).hex()}" if url else f"{folder}/objects"
-        settings = {
-            "QUIRE_STORAGE_SLAB_BYTES": str(slab),
-            "QUIRE_STORAGE_DRIVES": "",
-            "QUIRE_STORAGE_OBJECT_URL": place,
-        }
-        if endpoint:
-            settings["AWS_ENDPOINT_URL"] = link.address
-        arena = (3 * payload // (2 * slab) + 4) * slab
-        with LocalCluster(Path(folder), arena_bytes=arena, drive_bytes=4 * slab, settings=settings) as cluster:
-            times = uvloop.run(_rounds(cluster.gateway_address, place, link.address, layout, chunks, rounds))
+    payload = layout.payload_bytes(chunks)
+    with cold_cluster(url, SlowLink(endpoint, delay_ms / 1e3), payload, layout.chunk_bytes) as cold:
+        times = uvloop.run(_rounds(cold, layout, chunks, rounds))
     rate, bare = (payload / median(seconds) / 1e9 for seconds in (times.delivery, times.bare))
     measured = {
         "GB/s": rate,
@@ -105,14 +89,14 @@ def _measure(
     return Row(params, measured, bare, rate / bare)
 
 
-async def _rounds(gateway: str, place: str, endpoint: str, layout: KvLayout, chunks: int, rounds: int) -> _Times:
+async def _rounds(cold: ColdCluster, layout: KvLayout, chunks: int, rounds: int) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(gateway))
+        client = await stack.enter_async_context(QuireClient(cold.cluster.gateway_address))
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.OBJECT)
-        store = open_bare(place, endpoint)
+        store = open_bare(cold.place, cold.endpoint)
         bare = BareReads(store, paths_of(store, keys), layout.num_layers, layout.slice_bytes)
         assert target.view is not None
         copy = np.empty(chunks * layout.slice_bytes, dtype=np.uint8)

@@ -58,13 +58,13 @@ class QuirePaths:
     def __init__(self, client: QuireClient, namespace: Namespace, tokens: int) -> None:
         self._client = client
         self.namespace = namespace
-        self._keys = block_keys(namespace, list(range(tokens)), HashAlgorithm.BLAKE3)
+        self.keys = block_keys(namespace, list(range(tokens)), HashAlgorithm.BLAKE3)
         self._found: dict[int, Lookup] = {}
         self._buffer: Buffer | None = None
 
     async def store(self, durability: Durability) -> None:
         """Random bytes under all keys."""
-        layout, keys = self.namespace.layout, self._keys
+        layout, keys = self.namespace.layout, self.keys
         step = max(1, min(len(keys), _STORE_BYTES // layout.chunk_bytes))
         buffer = self._client.allocate(layout.payload_bytes(step))
         assert buffer.view is not None
@@ -79,18 +79,18 @@ class QuirePaths:
 
     async def is_stored(self) -> bool:
         """Whether all of it can be read."""
-        match = await self._client.lookup(self.namespace, self._keys, lease_ttl_ms=0)
-        return match.matched_chunks == len(self._keys)
+        match = await self._client.lookup(self.namespace, self.keys, lease_ttl_ms=0)
+        return match.matched_chunks == len(self.keys)
 
     async def evict(self) -> None:
         """Out of the cluster again."""
         await self.forget_leases()
-        await self._client.evict(self.namespace, self._keys)
+        await self._client.evict(self.namespace, self.keys)
 
     async def give_up_copies(self) -> None:
         """Have only the object tier keep them. Raises `ChunkMissing` where it does not have all of them."""
         await self.forget_leases()
-        elsewhere = len(self._keys) - await self._client.demote(self.namespace, self._keys)
+        elsewhere = len(self.keys) - await self._client.demote(self.namespace, self.keys)
         if elsewhere:
             raise ChunkMissing(f"{elsewhere} chunks are not in the object tier alone", field="chunk_keys")
 
@@ -104,9 +104,9 @@ class QuirePaths:
         """A fetch as an engine does it, the look-up included. A window of 0: nothing is computed, nor announced."""
         layout = self.namespace.layout
         if self._buffer is None:
-            self._buffer = self._client.allocate(layout.payload_bytes(len(self._keys)))
+            self._buffer = self._client.allocate(layout.payload_bytes(len(self.keys)))
         started = time.monotonic()
-        match = await self._lookup(self._keys.run(0, chunks))
+        match = await self._lookup(self.keys.run(0, chunks))
         urgency = Urgency(compute_window_us=max(1, round(window_s * 1e6)) if window_s else 0)
         delivery = await self._client.fetch(match, self._buffer, order=order, urgency=urgency)
 

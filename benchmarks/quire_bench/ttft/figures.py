@@ -97,6 +97,30 @@ def over_hits(report: Report, path: Path) -> None:
     _save(figure, path)
 
 
+def cold_prefixes(report: Report, path: Path) -> None:
+    """Compute and the wait for layers of each cold prefix, beside the whole objects' time and Eq. 3."""
+    pyplot = _pyplot()
+    rows = report.rows
+    figure, axes = pyplot.subplots(figsize=(max(7, 0.9 * len(rows) + 2), 4.2))
+    places = np.arange(len(rows))
+    shares = {name: np.array([row.measured[f"{name}, ms"] for row in rows]) for name in ("compute", "TTFT", "Eq. 3")}
+    objects = np.array([row.baseline for row in rows])
+    axes.bar(places - 0.2, shares["compute"] / objects, 0.36, color=_OURS, label="layer by layer: compute")
+    waits = (shares["TTFT"] - shares["compute"]) / objects
+    axes.bar(places - 0.2, waits, 0.36, bottom=shares["compute"] / objects, color="#a8c4e0", label="waits for layers")
+    axes.bar(places + 0.2, shares["compute"] / objects, 0.36, color="#d08030", label="whole objects: compute")
+    waits = 1 - shares["compute"] / objects
+    axes.bar(
+        places + 0.2, waits, 0.36, bottom=shares["compute"] / objects, color="#ecc9a4", label="waits for all of it"
+    )
+    axes.plot(places - 0.2, shares["Eq. 3"] / objects, "_", color="black", markersize=18, label="Eq. 3")
+    axes.set_xticks(places, [f"{_name(row)}\n+{row.params['latency ms']} ms" for row in rows], fontsize=8)
+    axes.set_ylabel("time to first token\nover that by whole objects")
+    axes.legend(fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -129,51 +127,33 @@ def _crossover(rows: list[Row]) -> float:
 def _bubble_tier(tier: str, done: Any) -> dict[float, Timing]:
     layout = layout_for(_CHUNK_TOKENS)
     whole = sum(int(_BUBBLE_CONTEXT * hit) for hit in _BUBBLE_HITS)
-    settings = settings_for(whole, layout, on_drives=tier != "memory")
+    settings = settings_for(whole, layout, on_drives=tier == "pool")
     with tempfile.TemporaryDirectory() as folder:
-        objects = Path(folder) / "objects"
         if tier == "object":
-            settings["QUIRE_STORAGE_OBJECT_URL"] = str(objects)
+            settings["QUIRE_STORAGE_OBJECT_URL"] = f"{folder}/objects"
         with LocalCluster(Path(folder), settings=settings) as cluster:
-            durability = {"memory": Durability.MEMORY, "pool": Durability.LOCAL, "object": Durability.OBJECT}[tier]
-            uvloop.run(_bubble_store(cluster.gateway_address, durability))
-            if tier == "object":
-                cluster.kill("storage-0")
-                shutil.rmtree(Path(folder) / "storage-0")
-                cluster.restart("storage-0")
-            return dict(uvloop.run(_bubble_fetch(cluster.gateway_address, done)))
+            return dict(uvloop.run(_bubble_fetch(cluster.gateway_address, tier, done)))
 
 
-def _bubble_paths(client: QuireClient, hit: float) -> QuirePaths:
-    """A chain of its own for each hit rate: what the object tier gave once, a drive has."""
-    namespace = Namespace(f"bench bubble {hit}", "1", layout_for(_CHUNK_TOKENS), _SALT)
-    return QuirePaths(client, namespace, int(_BUBBLE_CONTEXT * hit))
-
-
-async def _bubble_store(gateway: str, durability: Durability) -> None:
-    async with QuireClient(gateway, timeout_s=300) as client:
-        for hit in _BUBBLE_HITS:
-            await _bubble_paths(client, hit).store(durability)
-
-
-async def _bubble_fetch(gateway: str, done: Any) -> dict[float, Timing]:
+async def _bubble_fetch(gateway: str, tier: str, done: Any) -> dict[float, Timing]:
+    """A chain of its own for each hit rate: what the object tier gave once, the node's memory has."""
+    durability = {"memory": Durability.MEMORY, "pool": Durability.LOCAL, "object": Durability.OBJECT}[tier]
     times = {}
     async with QuireClient(gateway, timeout_s=300) as client:
-        async with asyncio.timeout(60):
-            while not all([(await _bubble_found(client, hit)) for hit in _BUBBLE_HITS]):
-                await asyncio.sleep(0.2)  # a node that has restarted joins
+        chains = {}
         for hit in _BUBBLE_HITS:
-            paths = _bubble_paths(client, hit)
+            namespace = Namespace(f"bench bubble {hit}", "1", layout_for(_CHUNK_TOKENS), _SALT)
+            chains[hit] = QuirePaths(client, namespace, int(_BUBBLE_CONTEXT * hit))
+            await chains[hit].store(durability)
+        for hit, paths in chains.items():
+            if tier == "object":
+                await paths.give_up_copies()
             window_s = float(shipped_profile().window_s(_BUBBLE_CONTEXT * (1 - hit), _BUBBLE_CONTEXT * hit))
             chunks = int(_BUBBLE_CONTEXT * hit) // _CHUNK_TOKENS
             times[hit] = await paths.deliver(chunks, window_s, DeliveryOrder.LAYERWISE)
             await paths.close()
             done()
     return times
-
-
-async def _bubble_found(client: QuireClient, hit: float) -> bool:
-    return await _bubble_paths(client, hit).is_stored()
 
 
 def real_model(rounds: int) -> Report:
