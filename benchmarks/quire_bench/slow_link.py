@@ -58,7 +58,7 @@ class SlowLink:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):  # at the end: asyncio would print it
             await asyncio.gather(
                 self._pass(reader, up_writer, delayed=True), self._pass(up_reader, writer, delayed=False)
             )

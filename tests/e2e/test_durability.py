@@ -250,7 +250,9 @@ async def test_what_the_object_tier_alone_has_is_prefetched_and_compared_with(tm
             other[1, 30, 7] ^= 1
             with pytest.raises(ContentConflict):
                 await store(client, namespace, keys, other, on_existing=OnExisting.VERIFY)
+            assert (await client.lookup(namespace, keys, lease_ttl_ms=0)).objects.chunks(0, 32) == 32
             assert await client.prefetch(namespace, keys, within_s=5.0) == 32
+            assert not (await client.lookup(namespace, keys, lease_ttl_ms=0)).objects, "the node is listed"
             shutil.rmtree(tmp_path / "objects")
             assert np.array_equal(await _fetched(client, namespace, keys), payload)
             await store(client, namespace, keys, payload, on_existing=OnExisting.VERIFY)

@@ -53,6 +53,9 @@ class ScriptedIndex:
         self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
         return [int(mark) for mark in answer]
 
+    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        return [True] * len(records)
+
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:

@@ -42,6 +42,7 @@ from quire_storage.delivery.object_loads import ObjectLoad
 from quire_storage.delivery.promotions import Promotions
 from quire_storage.ingest.stores import Stores
 from quire_storage.tiers.arena import Arena
+from quire_storage.tiers.execution import Executor
 from quire_storage.tiers.object_tier import ChunkObjects
 from quire_storage.tiers.pool import Pool
 from quire_storage.tiers.tiers import Tiers
@@ -267,6 +268,18 @@ MUTATIONS: dict[str, Mutation] = {
         "an object counts for an index entry of another generation",
         (edit(Uploads, "uploaded", "if entry.generation == event.generation:", "if True:"),),
         tested="tests/unit/storage/test_residency_levels.py",
+    ),
+    "joins-any-entry": Mutation(
+        0,
+        "a copy that was read from the object tier is listed in whichever entry its key has now",
+        (edit_script("index_join", "entry.g ~= sub(generations, at, at + 7)", "false"),),
+        tested="tests/contract/test_index.py",
+    ),
+    "brought-comes-back": Mutation(
+        0,
+        "a copy that was read from the object tier is registered as one that was stored",
+        (edit(Executor, "_register", "if request.within:", "if False:"),),
+        tested="tests/unit/storage/test_execution.py",
     ),
     "unverified-copies": Mutation(
         0,

@@ -41,7 +41,7 @@ class ObjectSpeed:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """Chunks of a prefix that no node is listed for; a node may have brought some into its memory since.
+    """Chunks of a prefix that no node is listed for; a delivery may have left some in a node's memory.
 
     Attributes:
         ranges: Of these chunks, with the nodes that read them.

@@ -241,6 +241,20 @@ class MemoryIndex:
         """Children are counted with their entries here."""
         return 0, 0
 
+    async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        return [
+            self._join(node_id, chunk.key, generation) for chunk, generation in zip(chunks, generations, strict=True)
+        ]
+
+    def _join(self, node_id: str, key: bytes, generation: int) -> bool:
+        entry = self.state.entries.get(key)
+        if entry is None or entry.generation != generation:
+            return False
+        if node_id not in entry.nodes:
+            entry.nodes += (node_id,)
+        self.state.dropped.get(node_id, {}).pop(key, None)
+        return True
+
     # ---- the object tier
 
     async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:

@@ -25,7 +25,7 @@ _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(
         ("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies", "Release"), _GATEWAY | _STORAGE
     ),
-    **dict.fromkeys(("CommitObjects", "Withdraw", "WithdrawHeld", "GetGenerations"), _STORAGE),
+    **dict.fromkeys(("CommitObjects", "Join", "Withdraw", "WithdrawHeld", "GetGenerations"), _STORAGE),
     **dict.fromkeys(("GetListing", "ListHoldings", "TakeDrops", "SettleDrops"), _STORAGE),
     **dict.fromkeys(("ReportDamage", "ReportRebuilt"), _STORAGE),
 }

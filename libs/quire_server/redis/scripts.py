@@ -24,6 +24,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "index_expect": _INDEX,
     "index_held": ("index_pages",),
     "index_holders": ("index_pages",),
+    "index_join": _INDEX,
     "index_link": ("now_ms", *_INDEX),
     "index_link_of": ("index_pages",),
     "index_listings": (),

@@ -46,6 +46,15 @@ class Reports:
         )
         return generations
 
+    async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        """List a node in these very entries; False for one that has ended."""
+        with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
+            joined = await self._index.join(node_id, chunks, generations)
+        self._announcements.stored(
+            node_id, [chunk for chunk, is_listed in zip(chunks, joined, strict=True) if is_listed]
+        )
+        return joined
+
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
         marks = await self._index.add_objects(chunks, generations)

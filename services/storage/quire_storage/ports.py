@@ -58,6 +58,9 @@ class ClusterIndex(Protocol):
         entries that are new, random and never used before; 0 has one drawn.
         """
 
+    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        """List the node in these very entries; False for one that has ended. Counts as a change that it reported."""
+
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.index import ChunkRecord, Pin
+from quire.model.index import OBJECT_TIER, ChunkRecord, Pin
 from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.eviction import drops
 from quire_storage.core.chunks import Chunk, Copy
@@ -111,7 +112,9 @@ class Clients(State):
         offsets = tuple(self.ask(node, transfer, reserved) or ()) if chunks else ()
         for chunk, offset in zip(chunks, offsets, strict=False):
             node.memory[offset] = content_of(chunk)
-        self.later("loaded", node, number, ticket, copies, missing, transfer, offsets, chunks)
+        entries = {chunk.key: self.index.state.entries.get(chunk.key) for chunk in chunks}
+        within = {key: each.generation for key, each in entries.items() if each and OBJECT_TIER in each.nodes}
+        self.later("loaded", node, number, ticket, copies, missing, transfer, offsets, chunks, within)
 
     def loaded(
         self,
@@ -123,12 +126,18 @@ class Clients(State):
         transfer: int,
         offsets: tuple[int, ...],
         chunks: tuple[Chunk, ...],
+        within: Mapping[bytes, int],
     ) -> None:
+        """The load keeps what it has read, and has the index list it, as one that a prefetch began."""
         for chunk, offset in zip(chunks, offsets, strict=False):
             if node.memory[offset] != content_of(chunk):
                 raise Broken(f"another wrote into the slot of {names_of([chunk.key])}")
             self.post(node, ev.Loaded(chunk, transfer, offset))
         self.post(node, ev.ReservationEnded(transfer))
+        if within := {chunk.key: within[chunk.key] for chunk in chunks[: len(offsets)] if chunk.key in within}:
+            listing = self.ticket()
+            self.later("wait to reregister", node, listing)
+            self.post(node, ev.RegistrationWanted(listing, list(within), within=within))
         delivered = {chunk.key for chunk in chunks}
         self.read(node, number, ticket, (copies, [key for key in missing if key not in delivered]))
 

@@ -294,7 +294,7 @@ _OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "loa
 # What the one who waits hears when the request, or its answer, is lost.
 _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "drop": Cluster.drop_unanswered,
-    "register": lambda self, node, ticket, records, fresh: self.registered(node, ticket, None),
+    "register": lambda self, node, ticket, *_: self.registered(node, ticket, None),
     "registered": lambda self, node, ticket, generations: self.registered(node, ticket, None),
     "withdraw": lambda self, node, records: self.post(node, ev.Withdrawn([record.key for record in records])),
     "ask to evict": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),
@@ -308,5 +308,5 @@ _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "list object": lambda self, node, chunk, generation: self.again(node, chunk.key),
     "object listed": lambda self, node, chunk, generation, mark: self.again(node, chunk.key),
     "load": lambda self, node, number, ticket, copies, missing: self.read(node, number, ticket, (copies, missing)),
-    "loaded": lambda self, node, *arguments: self.loaded(node, *arguments[:-1], ()),
+    "loaded": lambda self, node, *arguments: self.loaded(node, *arguments[:-2], (), {}),
 }

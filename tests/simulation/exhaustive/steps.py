@@ -17,8 +17,14 @@ _RECORD_OF = {fingerprint(record.key): record for record in RECORDS}
 class Steps(Clients):
     """Each takes the node and what the step carries."""
 
-    def register(self, node: Node, ticket: int, records: tuple[ChunkRecord, ...], fresh: int) -> None:
-        generations = now(self.index.register(node.name, records, 0, fresh=fresh))
+    def register(
+        self, node: Node, ticket: int, records: tuple[ChunkRecord, ...], fresh: int, within: tuple[int, ...]
+    ) -> None:
+        if within:
+            marks = now(self.index.join(node.name, records, within))
+            generations = [each if joined else 0 for each, joined in zip(within, marks, strict=True)]
+        else:
+            generations = now(self.index.register(node.name, records, 0, fresh=fresh))
         found = {record.key: each for record, each in zip(records, generations, strict=True) if each}
         self.later("registered", node, ticket, found)
 

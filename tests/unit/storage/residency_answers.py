@@ -125,12 +125,13 @@ class Answers:
                 assert isinstance(error, QuireError) and error.message
                 published = not isinstance(self._asked[ticket], ev.StoreOffered) or ticket in self._registered
                 assert published or ticket not in machine.pins.holders, "a store that kept nothing holds nothing"
-            case ev.Register(ticket, records, patient, _):
+            case ev.Register(ticket, records, patient, _, within):
                 asked = self._asked[ticket]
                 self._registered.add(ticket)
                 assert patient is getattr(asked, "patient", True)
                 keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [c.key for c in asked.chunks]
                 assert {record.key for record in records} <= set(keys)
+                assert list(within) == [getattr(asked, "within", {}).get(record.key) for record in records if within]
             case ev.Upload(key, size, written):
                 found = machine.look(key)
                 assert found is None or size == found[0].chunk.shape.slot_bytes

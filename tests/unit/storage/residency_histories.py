@@ -33,7 +33,16 @@ class History:
             *[self._end_operation] * 8,
             *[self._end_store] * 3,
             *(self._pin, self._pin, self._unpin, self._unpin, self._promote, self._drop, self._drop, self._lose),
-            *(self._deny, self._evict, self._raise, self._register, self._lease, self._pass_time, self._learn),
+            *(
+                self._deny,
+                self._evict,
+                self._raise,
+                self._register,
+                self._list_brought,
+                self._lease,
+                self._pass_time,
+                self._learn,
+            ),
         ]
         for _ in range(STEPS):
             self._random.choice(steps)()
@@ -186,6 +195,15 @@ class History:
     def _register(self) -> None:
         self._readers.append(self._ask())
         self._world.post(ev.RegistrationWanted(self._readers[-1], [self._key()], self._random.random() < 0.5))
+
+    def _list_brought(self) -> None:
+        """Copies were read from the object tier; the entry of one of them may have ended since."""
+        world = self._world
+        keys = [key for key in (self._key(), self._key()) if key in world.listed_objects and key in world.index]
+        within = {key: world.index[key] + (self._random.random() < 0.2) for key in keys}
+        if within:
+            self._readers.append(self._ask())
+            world.post(ev.RegistrationWanted(self._readers[-1], list(within), within=within))
 
     def _lease(self) -> None:
         self._world.leased ^= {self._key()}

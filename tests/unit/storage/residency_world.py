@@ -292,9 +292,10 @@ class World:
                 self._run("headers", lambda: self._write_headers(instruction), lambda: self._fail_headers(instruction))
             case ev.Forget(removal, placed):
                 self._run("forget", lambda: self._forget(removal, list(placed)), lambda: self._fail_forget(instruction))
-            case ev.Register(ticket, records, _, fresh):
+            case ev.Register(ticket, records, _, fresh, within):
                 self.registrations[ticket] = list(records)
-                self._run("register", lambda: self._register(ticket, fresh), lambda: self._refuse(ticket))
+                answer = partial(self._join, ticket, within) if within else partial(self._register, ticket, fresh)
+                self._run("register", answer, lambda: self._refuse(ticket))
             case ev.Withdraw(records):
                 self._run("withdraw", lambda: self._withdraw([record.key for record in records]))
             case ev.AskToEvict(question, records):
@@ -373,6 +374,17 @@ class World:
             generations[record.key] = self.index[record.key]
             self.listed_here.add(record.key)
         self.post(ev.Indexed(ticket, generations))
+        self.post(ev.IndexingEnded(ticket))
+
+    def _join(self, ticket: int, within: Sequence[int]) -> None:
+        pairs = [(record.key, each) for record, each in zip(self.registrations[ticket], within, strict=True)]
+        generations = {key: each for key, each in pairs if self.index.get(key) == each}
+        self.listed_here |= generations.keys()
+        before = {key: found for key in generations if (found := self.residency.generation(key))}
+        self.post(ev.Indexed(ticket, generations))
+        for key, generation in generations.items():
+            if key not in before and self.residency.generation(key) == generation:
+                self.uploaded[key] = generation
         self.post(ev.IndexingEnded(ticket))
 
     def _refuse(self, ticket: int) -> None:

@@ -47,6 +47,22 @@ class CommitRequest(_message.Message):
     fresh_generation: int
     def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., reporter: _Optional[str] = ..., fresh_generation: _Optional[int] = ...) -> None: ...
 
+class JoinRequest(_message.Message):
+    __slots__ = ("node_id", "chunks", "generations")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("marks",)
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    marks: bytes
+    def __init__(self, marks: _Optional[bytes] = ...) -> None: ...
+
 class CommitObjectsRequest(_message.Message):
     __slots__ = ("chunks", "generations", "reporter")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]

@@ -47,6 +47,11 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Join',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
+                _registered_method=True)
         self.CommitObjects = channel.unary_unary(
                 '/quire.v1.OrchestratorService/CommitObjects',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
@@ -217,9 +222,16 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CommitObjects(self, request, context):
+    def Join(self, request, context):
         """List the object tier in index entries of chunks that were written there.
+        A node has read chunks from the object tier: list it in their entries, unless these have ended.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitObjects(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -440,6 +452,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.SerializeToString,
             ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.SerializeToString,
+            ),
             'CommitObjects': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitObjects,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.FromString,
@@ -646,6 +663,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Commit',
             quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Join',
+            quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,11 @@ class GrpcClusterIndex:
         )
         return list((await self._call(self._stub.Commit, request)).generations)
 
+    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.JoinRequest(node_id=node_id, chunks=chunks, generations=generations)
+        return [bool(mark) for mark in (await self._call(self._stub.Join, request)).marks]
+
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:

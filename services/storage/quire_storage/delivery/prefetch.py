@@ -8,7 +8,7 @@ import heapq
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from quire.model.errors import CorruptData, TooManyRequests
+from quire.model.errors import CorruptData, QuireError, TooManyRequests
 from quire.model.index import ChunkRecord
 from quire.model.transfers import PrefetchOrder
 from quire.telemetry import logger
@@ -107,12 +107,19 @@ class Prefetches:
         return in_memory, max(sizes, default=shape.slot_bytes if shape is not None else 0)
 
     async def _load(self, records: Sequence[ChunkRecord], shape: Shape, due_s: float) -> set[bytes]:
-        """Keys of those that came from the object tier."""
+        """Keys of those that came from the object tier. Look-ups find them here from now on."""
         loads = self._reading.loads
-        if loads is None:
+        chunks = await loads.find(records, shape) if loads is not None else {}
+        if loads is None or not chunks:
             return set()
-        chunks = await loads.find(records, shape)
-        return await loads.bring(list(chunks.values()), due_s) if chunks else set()
+        brought = await loads.bring(list(chunks.values()), due_s)
+        generations = {key: chunks[key].generation for key in brought if chunks[key].generation}
+        if generations:
+            try:
+                await self._reading.tiers.list_brought(generations)
+            except QuireError as error:
+                logger().warning("prefetched chunks are not listed", chunks=len(generations), error=str(error))
+        return brought
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""

@@ -166,8 +166,11 @@ class Executor:
     async def _register(self, request: ev.Register) -> None:
         failure, registering = None, self._registry.registering
         try:
-            async for part in registering(request.records, patient=request.patient, fresh=request.generation):
-                self.post(ev.Indexed(request.ticket, part))
+            if request.within:
+                self.post(ev.Indexed(request.ticket, await self._registry.joining(request.records, request.within)))
+            else:
+                async for part in registering(request.records, patient=request.patient, fresh=request.generation):
+                    self.post(ev.Indexed(request.ticket, part))
         except Exception as error:
             failure = _failure(error)
         self.post(ev.IndexingEnded(request.ticket, failure))

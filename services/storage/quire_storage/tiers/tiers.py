@@ -257,6 +257,24 @@ class Tiers:
         finally:
             self._executor.post(ev.Unpinned(ticket))
 
+    async def list_brought(self, generations: Mapping[bytes, int]) -> None:
+        """Have the index list this node for chunks that it read from the object tier.
+
+        Copies that a delivery reads from there are not listed: they may go without a question, and whoever looks the
+        same chunks up is sent to the same node.
+
+        Args:
+            generations: Of the entries that list the object tier. One that has ended is not made again.
+
+        Raises:
+            QuireError: The index does not answer.
+        """
+        ticket = self._executor.ticket()
+        try:
+            await self._executor.answer(ticket, ev.RegistrationWanted(ticket, list(generations), within=generations))
+        finally:
+            self._executor.post(ev.Unpinned(ticket))
+
     # ---- what goes
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:

@@ -9,7 +9,7 @@ removals and questions are chosen by the machine; the executor gives them back w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
@@ -94,12 +94,14 @@ class RegistrationWanted:
 
     Completes as a store does; chunks whose eviction is in question are left out.
 
-    `patient`: parents that are on their way to other nodes are waited for.
+    `patient`: parents that are on their way to other nodes are waited for. `within`: generations of the entries
+    that list the object tier, from where the chunks were read; they are listed in these very entries, or not at all.
     """
 
     ticket: int
     keys: Sequence[bytes]
     patient: bool = True
+    within: Mapping[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +352,8 @@ class Forget:
 class Register:
     """Have the index list this node, under entries of `generation` where they are new (0: whatever it draws).
 
+    `within`: for each record, the only entry under which it may be listed, by generation; none of them is made.
+
     → `Indexed`, any number of times, then `IndexingEnded`.
     """
 
@@ -357,6 +361,7 @@ class Register:
     records: Sequence[ChunkRecord]
     patient: bool = True
     generation: int = 0
+    within: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -36,6 +37,7 @@ class Goal:
         pending: Numbers of writes that have not ended.
         error: Why it will fail.
         generation: Proposed for new index entries.
+        within: The only entries in which its copies may be listed, by key; they list the object tier. Empty: any.
         registering: Answers of the index may still arrive.
     """
 
@@ -47,6 +49,7 @@ class Goal:
     pending: set[int] = field(default_factory=set)
     error: QuireError | None = None
     generation: int = 0
+    within: Mapping[bytes, int] = field(default_factory=dict)
     registering: bool = False
 
 

@@ -163,7 +163,8 @@ class StoreGoals:
             entry.registering += 1
         goal.registering = True
         records = [entry.chunk.record for entry in goal.entries]
-        self._out.append(ev.Register(goal.ticket, records, patient, goal.generation))
+        within = [goal.within[entry.key] for entry in goal.entries] if goal.within else []
+        self._out.append(ev.Register(goal.ticket, records, patient, goal.generation, within))
 
     def _awake(self, entry: Entry) -> Entry | None:
         """Look a copy up again: if the client disconnected, nothing pins it, and it may sleep or be evicted."""
@@ -172,13 +173,15 @@ class StoreGoals:
         return None if self._copies.is_busy(entry.key) else self._copies.find_resident(entry.key)
 
     def registration_wanted(self, event: ev.RegistrationWanted) -> None:
-        """Register copies that the index was seen not to list."""
+        """Register copies that the index was seen not to list, or to list with the object tier alone."""
         candidates = (self._copies.find(key) for key in event.keys)
         entries = [entry for entry in candidates if entry is not None and not self._copies.is_busy(entry.key)]
+        if event.within:  # what was stored since is listed, or on its way to be
+            entries = [entry for entry in entries if not entry.generation and entry.key in event.within]
         for entry in entries:
             self._copies.set_generation(entry, 0)
         self._pins.pin(event.ticket, entries)
-        goal = self.goals[event.ticket] = Goal(event.ticket, entries, Step.ACKNOWLEDGE)
+        goal = self.goals[event.ticket] = Goal(event.ticket, entries, Step.ACKNOWLEDGE, within=event.within)
         self._register(goal, patient=event.patient)
 
     def indexed(self, event: ev.Indexed) -> None:
@@ -189,15 +192,15 @@ class StoreGoals:
         for key, generation in event.generations.items():
             entry = registered[key]
             if entry.phase is Phase.LEAVING:
-                outdated += self._listed_too_late(entry, generation)
+                outdated += self._listed_too_late(entry, generation, in_object=bool(goal.within))
             elif generation not in entry.ended:
                 if entry.disk is not None and entry.recorded != generation:
                     outdated.append(entry)
-                self._list(entry, generation)
+                self._list(entry, generation, in_object=bool(goal.within))
         if outdated:  # after a restart the header alone tells which deletions concern the copy
             self._writes.write_headers(outdated, [] if goal.level is Durability.MEMORY else [goal])
 
-    def _listed_too_late(self, entry: Entry, generation: int) -> list[Entry]:
+    def _listed_too_late(self, entry: Entry, generation: int, *, in_object: bool) -> list[Entry]:
         """The copy was removed while its registration was in flight.
 
         Returns:
@@ -213,7 +216,7 @@ class StoreGoals:
             current.promised = True
         elif not current.generation and entry.key not in copies.withdrawing:
             outdated = [current] if current.disk is not None and current.recorded != generation else []
-            self._list(current, generation)
+            self._list(current, generation, in_object=in_object)
             return outdated
         return []
 
@@ -232,9 +235,10 @@ class StoreGoals:
         if outdated:
             self._writes.write_headers(outdated)
 
-    def _list(self, entry: Entry, generation: int) -> None:
+    def _list(self, entry: Entry, generation: int, *, in_object: bool = False) -> None:
         entry.provisional = False
         self._copies.set_generation(entry, generation)
+        entry.in_object = entry.in_object or in_object
         self._uploads.start(entry)
 
     def indexing_ended(self, event: ev.IndexingEnded) -> None:
