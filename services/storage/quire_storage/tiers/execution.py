@@ -164,12 +164,13 @@ class Executor:
             self.post(ev.Forgotten(instruction.removal))
 
     async def _register(self, request: ev.Register) -> None:
-        failure, registering = None, self._registry.registering
+        registry, failure = self._registry, None
         try:
             if request.within:
-                self.post(ev.Indexed(request.ticket, await self._registry.joining(request.records, request.within)))
+                self.post(ev.Indexed(request.ticket, await registry.joining(request.records, request.within)))
             else:
-                async for part in registering(request.records, patient=request.patient, fresh=request.generation):
+                patient, fresh = request.patient, request.generation
+                async for part in registry.registering(request.records, patient=patient, fresh=fresh):
                     self.post(ev.Indexed(request.ticket, part))
         except Exception as error:
             failure = _failure(error)
