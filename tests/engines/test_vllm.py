@@ -239,7 +239,6 @@ def test_what_was_reset_is_not_found(tiny_model: Path, engine_cluster: LocalClus
         ({}, {"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"laod": "async"}, {}, "laod"),
         ({"load": "never"}, {}, "layerwise"),
-        ({}, {"kv_role": "kv_producer"}, "kv_both"),
     ],
 )
 def test_what_cannot_work_is_refused_at_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -22,24 +23,38 @@ WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 
 
 class _Server:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self._url = f"http://127.0.0.1:{port}"
+        self.process = process
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self._url + path, timeout=30) as answer:
             text: str = answer.read().decode()
             return text
 
-    def tokens(self, prompt: list[int]) -> tuple[list[int], int]:
-        """The next eight, and how many of the prompt's were cached."""
-        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    def tokens(self, prompt: list[int], parameters: dict[str, Any] | None = None) -> tuple[list[int], int]:
+        """The next eight, and how many of the prompt's were cached. `parameters`: of another engine's hand-over."""
+        told = self.complete(prompt, 8, parameters)
+        details = told["usage"].get("prompt_tokens_details") or {}
+        return told["choices"][0]["token_ids"], details.get("cached_tokens") or 0
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        """What this engine tells the one that decodes, asked for as vLLM's proxies do."""
+        addresses = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+        told = self.complete(prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False, **addresses})
+        parameters: dict[str, Any] = told["kv_transfer_params"]
+        return parameters
+
+    def complete(self, prompt: list[int], count: int, parameters: dict[str, Any] | None) -> dict[str, Any]:
+        body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        if parameters is not None:
+            body["kv_transfer_params"] = parameters
         request = urllib.request.Request(
             self._url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            told = json.load(answer)
-        details = told["usage"].get("prompt_tokens_details") or {}
-        return told["choices"][0]["token_ids"], details.get("cached_tokens") or 0
+            told: dict[str, Any] = json.load(answer)
+        return told
 
     def figure(self, name: str) -> float:
         """Of the Prometheus page, all engines together."""
@@ -48,14 +63,14 @@ class _Server:
 
 
 @contextmanager
-def _server(model: Path, gateway: str, log: Path, *more: str) -> Iterator[_Server]:
+def _server(model: Path, gateway: str, log: Path, *more: str, role: str = "kv_both", **extra: Any) -> Iterator[_Server]:
     (port,) = free_ports(1)
     transfer: dict[str, Any] = {
         "kv_connector": "QuireConnector",
         "kv_connector_module_path": "quire.integrations.vllm",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"gateway": gateway, "cut_off": False},
+        "kv_connector_extra_config": {"gateway": gateway, "cut_off": False, **extra},
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
@@ -64,7 +79,7 @@ def _server(model: Path, gateway: str, log: Path, *more: str) -> Iterator[_Serve
     command += ["--kv-transfer-config", json.dumps(transfer), *more]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
-        server = _Server(port)
+        server = _Server(port, process)
         try:
             deadline = time.monotonic() + 100
             while True:
@@ -93,3 +108,38 @@ def test_the_server_takes_what_another_engine_has_stored(
         assert server.tokens(PROMPT) == (expected, WHOLE)
         until(lambda: server.figure("loaded_blocks") == WHOLE // BLOCK, "Prometheus has it")
         assert server.figure("failed_blocks") == 0
+
+
+def test_one_engine_computes_a_prompt_and_another_one_decodes(
+    tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """By the parameters that vLLM's proxies pass on; also sent to both at once; and when the first engine dies."""
+    early, orphan = (
+        [*PROMPT[:shared], *(at * step % 250 + 2 for at in range(400))] for shared, step in ((500, 11), (300, 13))
+    )
+    with engine(tiny_model) as alone:
+        (expected, _), (of_early, _), (of_orphan, _) = alone.batch([PROMPT, early, orphan])
+    gateway = engine_cluster.gateway_address
+    with (
+        _server(tiny_model, gateway, tmp_path / "prefill", role="kv_producer") as prefill,
+        _server(tiny_model, gateway, tmp_path / "decode", role="kv_consumer", handover_s=8.0) as decode,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+    ):
+        parameters = prefill.prefill(PROMPT)
+        assert parameters["quire_tokens"] == len(PROMPT) // BLOCK * BLOCK
+        assert decode.tokens(PROMPT, parameters)[0] == expected
+        blocks = WHOLE // BLOCK
+        until(lambda: decode.figure("loaded_blocks") == blocks, "all whole blocks were loaded")
+
+        both_at_once = threads.submit(decode.tokens, early, {"do_remote_prefill": True})
+        time.sleep(0.5)
+        assert not both_at_once.done(), "it waits for the engine that computes the prompt"
+        prefill.prefill(early)
+        assert both_at_once.result(60)[0] == of_early
+        blocks += (len(early) - 1) // BLOCK - 500 // BLOCK  # it has the others in its own cache
+        until(lambda: decode.figure("loaded_blocks") == blocks, "here too")
+
+        prefill.process.kill()
+        assert decode.tokens(orphan, {"do_remote_prefill": True, "quire_tokens": len(orphan)})[0] == of_orphan
+        until(lambda: decode.figure("short_handovers") == 1, "it was computed here")
+        assert decode.figure("handovers") == 3 and decode.figure("stored_blocks") == 0

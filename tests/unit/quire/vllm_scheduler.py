@@ -35,6 +35,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     lora_request: Any = None
     mm_features: list[Any] = field(default_factory=list)
+    kv_transfer_params: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens = 32 * self.blocks + 5
@@ -122,6 +123,7 @@ class World:
     staged_blocks_max: int = 8
     direct: bool = True
     groups: Sequence[Group] = (GROUP,)
+    stores: bool = True
 
     def __post_init__(self) -> None:
         client: Any = self.client
@@ -130,6 +132,7 @@ class World:
             client=client,
             groups=self.groups,
             hash_tokens=32,
+            stores=self.stores,
             asynchronous=False,
             staged_bytes_max=self.staged_blocks_max * GROUP.block_bytes,
             names=ContentNames(media_max=8, media_readable=True),

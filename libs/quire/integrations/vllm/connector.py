@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm.config import get_layers_from_vllm_config
@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, group_kernel_blocks
+from vllm.v1.request import RequestStatus
 
 from quire.client import Buffer, SyncClient
 from quire.integrations.staging import StagingPool
@@ -51,6 +52,8 @@ from quire.integrations.vllm.workers.loads import Loads
 from quire.integrations.vllm.workers.stores import BlockStores
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.telemetry import logger
+
+_COMPLETE: Final = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
 @dataclass
@@ -127,6 +130,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 client=self._client,
                 groups=self._groups,
                 hash_tokens=hash_tokens,
+                stores=self._kv_transfer_config.kv_role != "kv_consumer",
                 asynchronous=asynchronous(vllm_config, self._settings, self._groups),
                 staged_bytes_max=staged_bytes_max(self._settings, vllm_config, self._groups),
                 names=content_names(vllm_config, kv_cache_config),
@@ -239,8 +243,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return at once: stored blocks were copied by then, and vLLM may have them back."""
         assert self._matching is not None, "the scheduler's"
-        self._matching.finished(request.request_id)
-        return False, None
+        parameters = self._matching.finished(request.request_id)
+        return False, parameters if request.status in _COMPLETE else None
 
     def reset_cache(self) -> bool | None:
         assert self._matching is not None, "the scheduler's"

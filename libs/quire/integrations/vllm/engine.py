@@ -89,8 +89,6 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
             '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
             field="kv_load_failure_policy",
         )
-    if transfer.kv_role != "kv_both":
-        raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:

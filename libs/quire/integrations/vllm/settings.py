@@ -28,9 +28,10 @@ class Settings:
     `store_output`: also what it generates. `staging_bytes`: registered memory for stores and staged loads, 0 for twice
     what a step can compute, or the longest request has, at most an eighth of the machine's; what finds no room is
     stored later, while its request runs. `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for
-    how long Quire is left alone after it did not answer. `cut_off`: compute what would come later than computing it.
-    `model`, `weights`: name them; empty for the folder's name and the digest of its weights. `tenant_salt`:
-    hexadecimal. `allow_failing`: accept vLLM's `kv_load_failure_policy=fail`.
+    how long Quire is left alone after it did not answer. `handover_s`: for how long a request waits for blocks that
+    another engine has computed for it. `cut_off`: compute what would come later than computing it. `model`, `weights`:
+    name them; empty for the folder's name and the digest of its weights. `tenant_salt`: hexadecimal. `allow_failing`:
+    accept vLLM's `kv_load_failure_policy=fail`.
     """
 
     gateway: str = ""
@@ -43,6 +44,7 @@ class Settings:
     lookup_timeout_s: float = 1.0
     timeout_s: float = 20.0
     away_s: float = 2.0
+    handover_s: float = 5.0
     cut_off: bool = True
     model: str = ""
     weights: str = ""

@@ -16,6 +16,8 @@ COUNTED: Final = {
     "unstored_blocks": "blocks that were not stored: no staging memory, or Quire was away",
     "lookups": "look-ups that were answered",
     "failed_lookups": "look-ups that failed, or took too long",
+    "handovers": "requests whose prompt another engine has computed",
+    "short_handovers": "of these those for which not all blocks came in time, so that the rest was computed here",
     "loads_s": "seconds that loads took, in all",
 }
 

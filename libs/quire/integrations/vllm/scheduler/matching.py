@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import lcm
-from typing import Any
+from typing import Any, Final
 
 from quire.client import SyncClient
 from quire.integrations.vllm.contents import ContentNames
@@ -21,6 +21,7 @@ from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_loa
 from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.scheduler.asking import Asking
 from quire.integrations.vllm.scheduler.events import StoreEvents
+from quire.integrations.vllm.scheduler.handover import handed_over, is_for_another, parameters_for
 from quire.integrations.vllm.scheduler.hints import priority_of, retain, retain_s
 from quire.integrations.vllm.scheduler.load_cost import LoadCost
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
@@ -30,6 +31,9 @@ from quire.integrations.vllm.settings import Settings
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 
+_AGAIN_S: Final = (0.005, 0.1)
+_AGAIN_SHARE: Final = 0.25
+"""Blocks of a hand-over are asked for again after this part of the time that was waited for them, within `_AGAIN_S`."""
 Blocks = Sequence[Sequence[int]]
 """Block ids of a request by group."""
 
@@ -42,6 +46,7 @@ class Matching:
         client: Client of the cluster.
         groups: Groups of the model's layers.
         hash_tokens: Tokens in each of vLLM's hashes: as many as in a block, or a part.
+        stores: Whether this engine stores what it computes; not the decode engine of a pair.
         asynchronous: Whether other requests compute while a load runs.
         staged_bytes_max: Staging memory that one request may have.
         names: Names contents that vLLM's hashes do not.
@@ -57,6 +62,7 @@ class Matching:
         client: SyncClient,
         groups: Sequence[Group],
         hash_tokens: int,
+        stores: bool = True,
         asynchronous: bool,
         staged_bytes_max: int,
         names: ContentNames,
@@ -72,6 +78,7 @@ class Matching:
         )
         # A prefix ends where blocks of all groups do.
         self._unit = lcm(*(group.block_tokens for group in groups))
+        self._stores = stores and settings.store != "never"
         self._asynchronous = asynchronous
         self._staged_bytes_max = staged_bytes_max
         self._load_bytes_max: int | None = staged_bytes_max
@@ -109,7 +116,9 @@ class Matching:
         if not self._blocks.namespaces or request.request_id in self._requests:
             return
         state = self._requests[request.request_id] = State(request, tuple(RequestPart() for _ in self._blocks.groups))
-        if self._settings.store == "reused":
+        state.handover = handed_over(request, self._now_s() + self._settings.handover_s)
+        state.awaited = state.handover is not None
+        if self._settings.store == "reused" and not is_for_another(request):
             state.store_tokens = self._reuse.seen(request.block_hashes) * self._blocks.hash_tokens
             self._reuse.note(request.block_hashes)
         self._asking.begin(state)
@@ -129,6 +138,8 @@ class Matching:
             self._asking.ask_again(state)
         if not state.answered and not self._asking.is_answered(state):
             return None, False
+        if state.awaited and self._is_arriving(state, usable):
+            return None, False
         if state.is_leased and not self._blocks.is_current(state):
             self._asking.give_back(state)
             state.nothing_stored(storable=False)
@@ -138,7 +149,8 @@ class Matching:
         tokens = self._loadable(state, computed, usable)
         if tokens <= 0:
             return 0, False
-        decided = not self._settings.cut_off or state.promised == (computed, tokens)
+        is_handed_over = state.handover is not None  # computing it is the other engine's task
+        decided = not self._settings.cut_off or is_handed_over or state.promised == (computed, tokens)
         blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._blocks.groups)
         if not decided and not self._worth.load(blocks, tokens, self._cold_s(state, computed, computed + tokens)):
             self._count("recomputed_blocks", blocks)
@@ -147,6 +159,23 @@ class Matching:
             return 0, False
         state.promised = (computed, tokens)
         return tokens, self._asynchronous
+
+    def _is_arriving(self, state: State, usable: int) -> bool:
+        """Return whether blocks of a hand-over may still come; asks for them again."""
+        handover, now_s = state.handover, self._now_s()
+        assert handover is not None, "awaited"
+        wanted = min(usable, usable if handover.tokens is None else handover.tokens) // self._unit * self._unit
+        parts = list(zip(state.parts, self._blocks.groups, strict=True))
+        is_short = any(part.looked_up * group.block_tokens < wanted for part, group in parts)
+        if is_short and all(part.storable for part, _ in parts) and now_s < handover.until_s:
+            waited_s = now_s - (handover.until_s - self._settings.handover_s)
+            if now_s - state.asked_s >= min(max(_AGAIN_S[0], _AGAIN_SHARE * waited_s), _AGAIN_S[1]):
+                self._asking.ask_again(state)
+            return True
+        state.awaited = False
+        self._count("handovers", 1)
+        self._count("short_handovers", int(is_short))
+        return False
 
     def _loadable(self, state: State, computed: int, usable: int) -> int:
         """Return the number of tokens behind `computed` that every group has, and that fit staging memory."""
@@ -200,7 +229,8 @@ class Matching:
             return
         computed, promised = state.promised
         end = computed + min(promised, tokens // self._unit * self._unit)
-        worth_s = self._worth.compute_s(end - computed) if self._settings.cut_off else 0.0
+        cut_off = self._settings.cut_off and state.handover is None
+        worth_s = self._worth.compute_s(end - computed) if cut_off else 0.0
         loads = []
         for group, part, ids in zip(self._blocks.groups, state.parts, block_ids, strict=True):
             first, stop = computed // group.block_tokens, end // group.block_tokens
@@ -285,7 +315,7 @@ class Matching:
         step_tokens = sum(tokens for *_, tokens in scheduled)
         self._step = (self._now_s(), 0 if layerwise else step_tokens)
         plan.loads = [replace(load, hidden_s=self._worth.step_s(step_tokens)) for load in plan.loads]
-        if self._settings.store != "never":
+        if self._stores:
             for request_id, ends in (states or {}).items():  # first: without the state its blocks are of no use
                 plan.stores += self._store_states(request_id, ends)
             for request_id, computed, tokens in scheduled:
@@ -296,15 +326,27 @@ class Matching:
                 self._events.planned(request, self._blocks.groups[store.group], store)
         return plan
 
-    def finished(self, request_id: str) -> None:
-        """Forget a request that vLLM has finished, well or not."""
+    def finished(self, request_id: str) -> dict[str, Any] | None:
+        """Forget a request that vLLM has finished, well or not.
+
+        Returns:
+            Parameters for the engine that decodes it, if another one is to.
+        """
         state = self._requests.pop(request_id, None)
         self._plan.abandoned.append(request_id)
-        if state is not None:
-            self._asking.give_back(state)
-            self._retain(state)
-            if self._settings.store == "reused":  # with what was generated: the next turn begins with it
-                self._reuse.note(state.request.block_hashes)
+        if state is None:
+            return None
+        self._asking.give_back(state)
+        self._retain(state)
+        if self._settings.store == "reused":  # with what was generated: the next turn begins with it
+            self._reuse.note(state.request.block_hashes)
+        if not is_for_another(state.request) or not self._stores:
+            return None
+        ends = [
+            (max(part.states, default=-1) + 1 if group.kind is Kind.STATE else part.stored) * group.block_tokens
+            for part, group in zip(state.parts, self._blocks.groups, strict=True)
+        ]
+        return parameters_for(min(*ends, state.request.num_prompt_tokens))
 
     def _retain(self, state: State) -> None:
         """Retain the prompt's whole blocks, if the request has the hint."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.groups import Group
+from quire.integrations.vllm.scheduler.handover import Handover
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys
@@ -55,6 +56,8 @@ class State:
         promised: Tokens that vLLM had, and tokens behind these that it may load.
         preemptions: Preemptions of the request that the look-ups take into account.
         store_tokens: Tokens from the start that may be stored; None for all.
+        handover: What another engine has computed; None for nothing.
+        awaited: Whether blocks of the hand-over may still come.
     """
 
     request: Any
@@ -67,6 +70,8 @@ class State:
     promised: tuple[int, int] = (0, 0)
     preemptions: int = 0
     store_tokens: int | None = None
+    handover: Handover | None = None
+    awaited: bool = False
 
     @property
     def is_leased(self) -> bool:

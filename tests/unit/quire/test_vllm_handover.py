@@ -1,0 +1,155 @@
+"""A prompt that one engine computes and another one decodes, without vLLM: what each scheduler decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.integrations.vllm.groups import Group, Kind
+from quire.integrations.vllm.plan import Unstored
+from quire.model.errors import NodeUnavailable
+from tests.unit.quire.vllm_scheduler import GROUP, Client, Request, World, close_clients
+
+STATES = Group(1, ("layers.1",), Kind.STATE, 32, 4096)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_clients()
+
+
+def _decode(tokens: Any = 128) -> Request:
+    """Four blocks and five tokens; `tokens`: what the prefill engine said it stores."""
+    parameters = {"do_remote_prefill": True, "do_remote_decode": False, "remote_host": None}
+    return Request(kv_transfer_params=parameters if tokens is None else {**parameters, "quire_tokens": tokens})
+
+
+def _matched(world: World, request: Request) -> tuple[int | None, bool]:
+    """What the scheduler says once its look-ups are answered."""
+    world.matching.matched(request, 0)
+    world.client.answer()
+    return world.matching.matched(request, 0)
+
+
+def test_what_is_on_its_way_is_waited_for() -> None:
+    """As soon as all of it is there, it is loaded; until then no lease on a part of it is kept."""
+    world, request = World(Client(0)), _decode()
+    assert _matched(world, request) == (None, False)
+    world.client.has = [2]
+    world.now_s += 0.01
+    assert _matched(world, request) == (None, False)
+    world.client.has = [4]
+    assert world.matching.matched(request, 0) == (None, False), "asked a moment ago"
+    world.now_s += 0.01
+    assert _matched(world, request) == (128, False)
+    assert world.counted["handovers"] == 1 and not world.counted["short_handovers"]
+    assert len(world.client.asked) == 3
+    assert world.client.released == [b"lease2"]
+
+
+def test_it_is_asked_for_less_and_less_often() -> None:
+    world, request = World(Client(0), settings={"handover_s": 5.0}), _decode()
+    while world.now_s < 4.9:
+        assert _matched(world, request) == (None, False)
+        world.now_s += 0.001
+    assert len(world.client.asked) < 80
+
+
+@pytest.mark.parametrize(("there", "loaded"), [(0, 0), (3, 96)])
+def test_the_wait_ends(there: int, loaded: int) -> None:
+    """The prefill engine has died: what it has stored is loaded, and the rest computed."""
+    world, request = World(Client(there), settings={"handover_s": 2.0}), _decode()
+    assert _matched(world, request) == (None, False)
+    world.now_s = 2.1
+    assert _matched(world, request) == (loaded, False)
+    assert world.counted["short_handovers"] == 1
+
+
+@pytest.mark.parametrize(("said", "there", "loaded"), [(96, 3, 96), (100, 3, 96), (0, 0, 0), (None, 4, 128)])
+def test_no_more_is_waited_for_than_the_prefill_engine_said(said: int | None, there: int, loaded: int) -> None:
+    """Where its answer did not say, all whole blocks are."""
+    world, request = World(Client(there)), _decode(said)
+    assert _matched(world, request) == (loaded, False)
+
+
+@pytest.mark.parametrize("said", ["128", True, -1, 1.5])
+def test_a_number_that_is_none_is_as_if_it_were_not_there(said: Any) -> None:
+    world, request = World(Client(3)), _decode(said)
+    assert _matched(world, request) == (None, False)
+
+
+def test_a_cache_that_is_away_is_not_waited_for() -> None:
+    world, request = World(Client(0)), _decode()
+    world.client.fails = NodeUnavailable("no gateway")
+    assert _matched(world, request) == (0, False)
+    assert world.counted["failed_lookups"] == 1
+
+
+def test_what_another_engine_has_computed_is_loaded_even_if_computing_it_were_quicker() -> None:
+    world = World(Client(4), settings={"cut_off": True})
+    for _ in range(50):
+        world.matching.step([], lambda _: [[]])
+        world.matching._worth.computed(10_000, 1e-3)
+        world.matching._worth.loaded(1, 1.0)
+    alone, request = Request("alone"), _decode()
+    assert _matched(world, alone) == (0, False), "computing is quicker"
+    assert _matched(world, request) == (128, False)
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
+    assert load.worth_s == 0.0, "nor is it given up because it is slow"
+
+
+def _computed(world: World, request: Request) -> dict[str, Any] | None:
+    """The engine computes the whole prompt, and one token."""
+    _matched(world, request)
+    world.matching.step([("r", 0, request.num_tokens)], lambda _: [[5, 6, 7, 8, 9]])
+    return world.matching.finished("r")
+
+
+def test_the_prefill_engine_says_what_it_stores() -> None:
+    world, request = World(Client(1)), Request(kv_transfer_params={"do_remote_decode": True})
+    parameters = _computed(world, request)
+    assert parameters is not None and parameters["quire_tokens"] == 128
+    assert parameters["do_remote_prefill"] is True and parameters["do_remote_decode"] is False
+    assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} < parameters.keys()
+
+
+def test_what_finds_no_room_is_not_said_to_be_stored() -> None:
+    world, request = World(Client(0)), Request(kv_transfer_params={"do_remote_decode": True})
+    _matched(world, request)
+    world.matching.step([("r", 0, request.num_tokens)], lambda _: [[5, 6, 7, 8, 9]])
+    world.matching.unstored([Unstored(request_id="r", group=0, first=2, later=True, state=None)])
+    parameters = world.matching.finished("r")
+    assert parameters is not None and parameters["quire_tokens"] == 64
+
+
+def test_a_prompt_that_is_handed_over_is_stored_the_first_time_it_is_seen() -> None:
+    world = World(Client(0), settings={"store": "reused"})
+    parameters = _computed(world, Request(kv_transfer_params={"do_remote_decode": True}))
+    assert parameters is not None and parameters["quire_tokens"] == 128
+
+
+@pytest.mark.parametrize("hint", [None, {}, {"do_remote_decode": False}])
+def test_other_requests_are_handed_to_none(hint: dict[str, Any] | None) -> None:
+    assert _computed(World(Client(0)), Request(kv_transfer_params=hint)) is None
+
+
+def test_an_engine_that_stores_nothing_hands_nothing_over() -> None:
+    """The decode engine of a pair: it loads, and its steps have no stores."""
+    world, request = World(Client(2), stores=False), Request(kv_transfer_params={"do_remote_decode": True})
+    assert _matched(world, request) == (64, False)
+    assert not world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9]]).stores
+    assert world.matching.finished("r") is None
+
+
+def test_without_its_states_a_prefix_is_of_no_use() -> None:
+    """The end of the last state counts, not that of the blocks."""
+    world = World(Client(0), groups=(GROUP, STATES))
+    request = Request(kv_transfer_params={"do_remote_decode": True})
+    _matched(world, request)
+    world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9], [1]], {"r": [(1, 1, 96)]})
+    parameters = world.matching.finished("r")
+    assert parameters is not None and parameters["quire_tokens"] == 96
