@@ -105,6 +105,8 @@ class QuirePaths:
         layout = self.namespace.layout
         if self._buffer is None:
             self._buffer = self._client.allocate(layout.payload_bytes(len(self.keys)))
+            assert self._buffer.view is not None
+            self._buffer.view[:] = 0  # an engine's blocks have their pages
         started = time.monotonic()
         match = await self._lookup(self.keys.run(0, chunks))
         urgency = Urgency(compute_window_us=max(1, round(window_s * 1e6)) if window_s else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,7 +79,10 @@ def _server(model: Path, gateway: str, log: Path, *more: str, role: str = "kv_bo
     command += ["--kv-cache-memory-bytes", str(64 << 20), "--enable-prompt-tokens-details"]
     command += ["--kv-transfer-config", json.dumps(transfer), *more]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True) as process,
+    ):
         server = _Server(port, process)
         try:
             deadline = time.monotonic() + 100
@@ -95,7 +99,7 @@ def _server(model: Path, gateway: str, log: Path, *more: str, role: str = "kv_bo
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_server_takes_what_another_engine_has_stored(
@@ -139,7 +143,7 @@ def test_one_engine_computes_a_prompt_and_another_one_decodes(
         blocks += (len(early) - 1) // BLOCK - 500 // BLOCK  # it has the others in its own cache
         until(lambda: decode.figure("loaded_blocks") == blocks, "here too")
 
-        prefill.process.kill()
+        os.killpg(prefill.process.pid, signal.SIGKILL)  # its engine and worker are processes of their own
         assert decode.tokens(orphan, {"do_remote_prefill": True, "quire_tokens": len(orphan)})[0] == of_orphan
         until(lambda: decode.figure("short_handovers") == 1, "it was computed here")
         assert decode.figure("handovers") == 3 and decode.figure("stored_blocks") == 0
