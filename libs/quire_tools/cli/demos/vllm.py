@@ -6,18 +6,15 @@ process of its own that takes requests over a pipe; greedy tokens with Quire hav
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from rich.console import Console
@@ -29,7 +26,8 @@ from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire.transport import OFF
 from quire_tools.engines.models import make_model
-from quire_tools.engines.vllm import BLOCK, prepare, require_vllm, vllm_engine
+from quire_tools.engines.process import Answer, EngineProcess, engine_process
+from quire_tools.engines.vllm import BLOCK, require_vllm
 from quire_tools.local import LocalCluster
 
 _TOKENS: Final = 2048
@@ -39,6 +37,7 @@ _KILL_AFTER_S: Final = 0.1
 _LINK_BYTES_PER_S: Final = 100_000_000
 _WIDTH: Final = 72
 _STORED_S: Final = 30.0
+_TOKEN_BYTES: Final = 8192
 console = Console(highlight=False)
 
 
@@ -51,34 +50,6 @@ class _Step:
     begun_s: float
     took_s: float
     cached: int
-
-
-@dataclass(slots=True)
-class _Engine:
-    """A vLLM process."""
-
-    name: str
-    process: subprocess.Popen[str]
-    steps: list[_Step] = field(default_factory=list)
-
-    def ready(self) -> None:
-        self._hear()
-
-    def ask(self, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
-        """`tokens`, `cached` and `first_s`. `fresh`: what vLLM keeps itself is forgotten before."""
-        assert self.process.stdin is not None, "it was opened with one"
-        self.process.stdin.write(json.dumps({"prompt": list(prompt), "fresh": fresh}) + "\n")
-        self.process.stdin.flush()
-        return self._hear()
-
-    def _hear(self) -> dict[str, Any]:
-        """Return the next answer of the process. Raises `InternalError` if it has ended."""
-        assert self.process.stdout is not None, "it was opened with one"
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise InternalError(f"{self.name} has ended with {self.process.wait()}")
 
 
 class DemoVllm:
@@ -110,35 +81,53 @@ class DemoVllm:
                     engine.ready()
             self._tell(cluster, *engines)
 
-    def _tell(self, cluster: LocalCluster, storer: _Engine, reader: _Engine, alone: _Engine) -> None:
+    def _engine(self, name: str, model: Path, gateway: str) -> AbstractContextManager[EngineProcess]:
+        # Here it is to be seen, though computing might be quicker.
+        extra = {"cut_off": False, "timeout_s": 5.0} if gateway else {}
+        room = 4 * _TOKENS * _TOKEN_BYTES
+        return engine_process(
+            name,
+            model,
+            self._folder / f"engine-{name}.log",
+            gateway=gateway,
+            extra=extra,
+            max_model_len=_TOKENS + 2 * BLOCK,
+            kv_cache_memory_bytes=room,
+        )
+
+    def _tell(self, cluster: LocalCluster, storer: EngineProcess, reader: EngineProcess, alone: EngineProcess) -> None:
         draw = np.random.default_rng(int.from_bytes(os.urandom(4)))  # nothing of a run before is in the store
         first = draw.integers(2, 258, _TOKENS).tolist()
         second, third = ([*first[:_SHARED], *draw.integers(2, 258, _TOKENS - _SHARED).tolist()] for _ in range(2))
         self._began_s = time.monotonic()
         self._ask(storer, f"a prompt of {_TOKENS} tokens, computed", first)
         node = _fullest(cluster)
-        reused = self._ask(reader, f"another one, its first {_SHARED} from Quire", second)
-        computed = self._ask(alone, "the same, computed", second)
+        reused, of_second = self._ask(reader, f"another one, its first {_SHARED} from Quire", second)
+        computed, right_second = self._ask(alone, "the same, computed", second)
         with _killed_soon(cluster, node):
-            hurt = self._ask(reader, f"a third one, {node} is killed meanwhile", third, fresh=True)
-        right = self._ask(alone, "the same, computed", third, fresh=True)
+            hurt, of_third = self._ask(reader, f"a third one, {node} is killed meanwhile", third, fresh=True)
+        _, right_third = self._ask(alone, "the same, computed", third, fresh=True)
         self._draw()
         console.print(
-            f"engine two had {reused['cached']} of {_TOKENS} tokens from Quire: its first token came after "
-            f"{reused['first_s'] * 1e3:.0f} ms; computing takes {computed['first_s'] * 1e3:.0f} ms"
+            f"engine two had {reused.cached} of {_TOKENS} tokens from Quire: its first token came after "
+            f"{reused.took_s * 1e3:.0f} ms; computing takes {computed.took_s * 1e3:.0f} ms"
         )
-        console.print(f"with the node killed it took {hurt['first_s'] * 1e3:.0f} ms: what did not arrive was computed")
-        same = reused["tokens"] == computed["tokens"] and hurt["tokens"] == right["tokens"]
+        console.print(f"with the node killed it took {hurt.took_s * 1e3:.0f} ms: what did not arrive was computed")
+        same = of_second == right_second and of_third == right_third
         console.print(f"the same tokens with and without Quire: [bold]{'yes' if same else 'NO'}[/]")
         if not same:
             raise SystemExit("the tokens are wrong")
 
-    def _ask(self, engine: _Engine, purpose: str, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
+    def _ask(
+        self, engine: EngineProcess, purpose: str, prompt: Sequence[int], *, fresh: bool = False
+    ) -> tuple[Answer, list[int]]:
+        """Return the answer with the first token, and then more tokens."""
         begun_s = time.monotonic() - self._began_s
         with console.status(f"engine {engine.name} {purpose}"):
-            answer = engine.ask(prompt, fresh=fresh)
-        self._steps.append(_Step(engine.name, purpose, begun_s, answer["first_s"], answer["cached"]))
-        return answer
+            first = engine.ask(prompt, fresh=fresh)
+            tokens = engine.ask(prompt, _ANSWER).tokens
+        self._steps.append(_Step(engine.name, purpose, begun_s, first.took_s, first.cached))
+        return first, tokens
 
     def _draw(self) -> None:
         """Draw each request's time to its first token, cached and computed tokens, as bars of one scale."""
@@ -151,19 +140,6 @@ class DemoVllm:
             table.add_row(step.who, step.what, str(step.cached), f"{step.took_s * 1e3:.0f} ms", bar)
         Console(highlight=False, width=max(console.width, _WIDTH + 90)).print(table)
         console.print("[green]━[/] share of the prompt that was loaded or cached, [red]━[/] that was computed")
-
-    @contextmanager
-    def _engine(self, name: str, model: Path, gateway: str) -> Iterator[_Engine]:
-        command = [sys.executable, "-m", __name__, str(model), gateway]
-        with (self._folder / f"engine-{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=dict(os.environ)
-            )
-            try:
-                yield _Engine(name, process)
-            finally:
-                process.kill()
-                process.wait()
 
 
 def _fullest(cluster: LocalCluster) -> str:
@@ -187,29 +163,3 @@ def _killed_soon(cluster: LocalCluster, name: str) -> Iterator[None]:
         yield
     finally:
         timer.join()
-
-
-def serve(model: Path, gateway: str) -> None:
-    """An engine, without a gateway vLLM alone: a line of JSON in for each prompt, a line out for its answer."""
-    prepare()
-    # Here it is to be seen, though computing might be quicker.
-    settings = {"cut_off": False, "timeout_s": 5.0} if gateway else {}
-    out, room = sys.stdout, 4 * _TOKENS
-    with vllm_engine(
-        model, gateway, settings, max_model_len=_TOKENS + 2 * BLOCK, kv_cache_memory_bytes=room * 8192
-    ) as engine:
-        engine.tokens(list(range(2, 2 + 2 * BLOCK)), 1)  # what an engine does once
-        print("{}", file=out, flush=True)
-        for line in sys.stdin:
-            request = json.loads(line)
-            if request["fresh"]:
-                engine.forget()
-            began_s = time.perf_counter()
-            _, cached = engine.tokens(request["prompt"], 1)
-            first_s = time.perf_counter() - began_s
-            tokens, _ = engine.tokens(request["prompt"], _ANSWER)
-            print(json.dumps({"tokens": tokens, "cached": cached, "first_s": first_s}), file=out, flush=True)
-
-
-if __name__ == "__main__":
-    serve(Path(sys.argv[1]), sys.argv[2])
