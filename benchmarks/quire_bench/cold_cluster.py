@@ -64,8 +64,10 @@ def cold_cluster(
             "QUIRE_STORAGE_OBJECT_URL": place,
             **({"AWS_ENDPOINT_URL": link.address} if link.address else {}),
         }
-        with LocalCluster(Path(folder), settings=own) as cluster:
-            yield ColdCluster(cluster, place, link.address)
-        store = open_bare(place, link.address)
-        for page in obstore.list(store):
-            obstore.delete(store, [str(entry["path"]) for entry in page])
+        try:
+            with LocalCluster(Path(folder), settings=own) as cluster:
+                yield ColdCluster(cluster, place, link.address)
+        finally:
+            store = open_bare(place, link.address)
+            for page in obstore.list(store):
+                obstore.delete(store, [str(entry["path"]) for entry in page])

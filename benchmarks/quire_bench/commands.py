@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quire.model.errors import InvalidRequest
 from quire_tools.cli.options import Json, Plot, numbers
 
 
@@ -152,6 +153,8 @@ def bench_ttft(
     sizes = [64] if quick else numbers(chunk_tokens, int)
     lengths = [16_384] if quick else numbers(contexts, int)
     tries = min(rounds, 2) if quick else rounds
+    if tier not in ("memory", "object"):
+        raise InvalidRequest(f"{tier!r}; there are memory and object", field="tier")
     if tier == "object":
         from quire_bench.ttft import cold
 

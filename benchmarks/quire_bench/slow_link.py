@@ -26,6 +26,7 @@ class SlowLink:
         self._delay_s, self._slow_share, self._slow_s = delay_s, slow_share, slow_s
         self._is_needed = delay_s > 0 or slow_share > 0
         self._random = random.Random(5)
+        self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -52,13 +53,15 @@ class SlowLink:
     async def _end(self) -> None:
         self._server.close()
         relays = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in relays:
-            task.cancel()
+        for writer in self._writers:  # then their relays end
+            writer.transport.abort()
         await asyncio.gather(*relays, return_exceptions=True)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._endpoint.hostname, self._endpoint.port)
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):  # at the end: asyncio would print it
+        ends = {writer, up_writer}
+        self._writers |= ends
+        with contextlib.suppress(ConnectionError):
             await asyncio.gather(
                 self._pass(reader, up_writer, delayed=True), self._pass(up_reader, writer, delayed=False)
             )

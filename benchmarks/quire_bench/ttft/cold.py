@@ -16,7 +16,16 @@ from quire.model.profile import ttft_s
 from quire_bench.bare_reads import BareReads, open_bare, paths_of
 from quire_bench.cold_cluster import ColdCluster, cold_cluster, endpoint_of
 from quire_bench.slow_link import SlowLink
-from quire_bench.ttft.run import FACTOR, LAYERS, PAPER_GBPS, Cell, layout_for, settings_for, shipped_profile
+from quire_bench.ttft.run import (
+    FACTOR,
+    LAYERS,
+    PAPER_GBPS,
+    Cell,
+    check_shapes,
+    layout_for,
+    settings_for,
+    shipped_profile,
+)
 from quire_tools.report import Report, Row, median, spread
 from quire_tools.timed_delivery import QuirePaths
 
@@ -29,8 +38,9 @@ def run(
     """Measure each context, hit rate, chunk size and latency.
 
     Raises:
-        InvalidRequest: A latency is asked for, and there is no endpoint to delay.
+        InvalidRequest: A latency is requested without an endpoint to delay; or prefixes that cannot be measured.
     """
+    check_shapes(contexts, hits, chunk_sizes, rounds)
     endpoint = endpoint_of(url, is_delayed=any(latency_ms))
     report = Report(
         "ttft", {"name": "whole objects by obstore, 8 at a time, then all layers; same run", "unit": "TTFT, ms"}

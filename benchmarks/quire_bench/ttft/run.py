@@ -68,14 +68,21 @@ def shipped_profile() -> ComputeProfile:
     return profile
 
 
+def check_shapes(contexts: list[int], hits: list[float], chunk_sizes: list[int], rounds: int) -> None:
+    """Raises `InvalidRequest` for prefixes that cannot be measured."""
+    if min(contexts, default=0) < max(chunk_sizes, default=0) * 8 or not all(0 < hit < 1 for hit in hits):
+        raise InvalidRequest(f"contexts {contexts}, hits {hits}, chunks {chunk_sizes}", field="contexts")
+    if rounds < 1:
+        raise InvalidRequest(f"{rounds}", field="rounds")
+
+
 def run(
     contexts: list[int], hits: list[float], chunk_sizes: list[int], rates_gbps: list[float], rounds: int, *, cold: bool
 ) -> Report:
     """Raises `InvalidRequest` for what cannot be measured."""
-    if min(contexts, default=0) < max(chunk_sizes, default=0) * 8 or not all(0 < hit < 1 for hit in hits):
-        raise InvalidRequest(f"contexts {contexts}, hits {hits}, chunks {chunk_sizes}", field="contexts")
-    if rounds < 1 or min(rates_gbps, default=0) <= 0:
-        raise InvalidRequest(f"rounds {rounds}, rates {rates_gbps}", field="rounds")
+    check_shapes(contexts, hits, chunk_sizes, rounds)
+    if min(rates_gbps, default=0) <= 0:
+        raise InvalidRequest(f"{rates_gbps}", field="gbps")
     report = Report(
         "ttft", {"name": "opt-local-LW: layer-major in local memory, same run", "unit": "TTFT, ms"}, tall=True
     )

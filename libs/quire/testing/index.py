@@ -248,7 +248,7 @@ class MemoryIndex:
 
     def _join(self, node_id: str, key: bytes, generation: int) -> bool:
         entry = self.state.entries.get(key)
-        if entry is None or entry.generation != generation:
+        if entry is None or entry.generation != generation or OBJECT_TIER not in entry.nodes:
             return False
         if node_id not in entry.nodes:
             entry.nodes += (node_id,)

@@ -59,7 +59,7 @@ class Evictions:
     async def demote(self, namespace: bytes, keys: ChunkKeys, keep: int) -> int:
         """Have nodes let go of chunks that the object tier has; returns the number that no node has now.
 
-        All nodes are asked: the index lists no copies that came from there.
+        All nodes are asked: of the copies that came from there the index lists only those of prefetches.
         """
         chunks = _behind(keys, keep, namespace)
         holders = await self._index.holders(chunks)

@@ -59,7 +59,10 @@ class ClusterIndex(Protocol):
         """
 
     async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List the node in these very entries; False for one that has ended. Counts as a change that it reported."""
+        """List the node in these very entries; False for one that has ended, or does not list the object tier.
+
+        Counts as a change that the node reported.
+        """
 
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str

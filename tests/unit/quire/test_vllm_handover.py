@@ -9,7 +9,10 @@ import pytest
 
 from quire.integrations.vllm.groups import Group, Kind
 from quire.integrations.vllm.plan import Unstored
-from quire.model.errors import NodeUnavailable
+from quire.integrations.vllm.settings import Settings
+from quire.model.errors import ConfigInvalid, NodeUnavailable
+from quire.model.object_part import ObjectPart, ObjectSpeed
+from quire.model.ranges import ChunkRange
 from tests.unit.quire.vllm_scheduler import GROUP, Client, Request, World, close_clients
 
 STATES = Group(1, ("layers.1",), Kind.STATE, 32, 4096)
@@ -68,6 +71,31 @@ def test_the_wait_ends(there: int, loaded: int) -> None:
     assert world.counted["short_handovers"] == 1
 
 
+def test_an_engine_that_was_busy_all_the_time_looks_once_more() -> None:
+    """Its scheduler does not call while there is no room; the blocks have come since the request did."""
+    world, request = World(Client(0), settings={"handover_s": 2.0}), _decode()
+    world.matching.arrived(request)
+    world.client.answer()
+    world.client.has = [4]
+    world.now_s = 60.0
+    assert _matched(world, request) == (128, False)
+    assert not world.counted["short_handovers"]
+
+
+def test_blocks_of_its_own_are_not_waited_for() -> None:
+    world, request = World(Client(0)), _decode(64)
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 64) == (0, False)
+
+
+def test_blocks_without_names_are_not_waited_for() -> None:
+    """Those behind an image that cannot be named, say."""
+    world, request = World(Client(2)), _decode(None)
+    request.block_hashes = request.block_hashes[:2]
+    assert _matched(world, request) == (64, False)
+
+
 @pytest.mark.parametrize(("said", "there", "loaded"), [(96, 3, 96), (100, 3, 96), (0, 0, 0), (None, 4, 128)])
 def test_no_more_is_waited_for_than_the_prefill_engine_said(said: int | None, there: int, loaded: int) -> None:
     """Where its answer did not say, all whole blocks are."""
@@ -102,6 +130,16 @@ def test_what_another_engine_has_computed_is_loaded_even_if_computing_it_were_qu
     assert load.worth_s == 0.0, "nor is it given up because it is slow"
 
 
+def test_the_object_tier_is_read_only_where_that_is_quicker() -> None:
+    world, request = World(Client(4)), _decode()
+    world.client.objects = ObjectPart((ChunkRange("a", 0, 4),), {"a": ObjectSpeed(10_000_000, 1000, 1000)})
+    for _ in range(50):
+        world.matching._worth.computed(10_000, 1e-3)
+        world.matching._worth.loaded(1, 1.0)
+    assert _matched(world, request) == (0, False)
+    assert world.counted["recomputed_blocks"] == 4
+
+
 def _computed(world: World, request: Request) -> dict[str, Any] | None:
     """The engine computes the whole prompt, and one token."""
     _matched(world, request)
@@ -117,7 +155,7 @@ def test_the_prefill_engine_says_what_it_stores() -> None:
     assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} < parameters.keys()
 
 
-def test_what_finds_no_room_is_not_said_to_be_stored() -> None:
+def test_what_found_no_room_in_an_earlier_step_is_not_said_to_be_stored() -> None:
     world, request = World(Client(0)), Request(kv_transfer_params={"do_remote_decode": True})
     _matched(world, request)
     world.matching.step([("r", 0, request.num_tokens)], lambda _: [[5, 6, 7, 8, 9]])
@@ -142,7 +180,16 @@ def test_an_engine_that_stores_nothing_hands_nothing_over() -> None:
     world, request = World(Client(2), stores=False), Request(kv_transfer_params={"do_remote_decode": True})
     assert _matched(world, request) == (64, False)
     assert not world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9]]).stores
+    assert world.client._held, "the lease is given back though nothing is stored"
     assert world.matching.finished("r") is None
+
+
+def test_an_engine_that_loads_nothing_stores_behind_what_there_is() -> None:
+    """The prefill engine of a pair: vLLM would let a load write into blocks that a step still writes."""
+    world, request = World(Client(2), loads=False), Request(kv_transfer_params={"do_remote_decode": True})
+    assert _matched(world, request) == (0, False)
+    (store,) = world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9]]).stores
+    assert (store.first, store.blocks, store.handed_over) == (2, (7, 8), True)
 
 
 def test_without_its_states_a_prefix_is_of_no_use() -> None:
@@ -153,3 +200,9 @@ def test_without_its_states_a_prefix_is_of_no_use() -> None:
     world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9], [1]], {"r": [(1, 1, 96)]})
     parameters = world.matching.finished("r")
     assert parameters is not None and parameters["quire_tokens"] == 96
+
+
+@pytest.mark.parametrize("time_s", [-1.0, float("inf"), float("nan")])
+def test_a_wait_has_an_end(time_s: float) -> None:
+    with pytest.raises(ConfigInvalid, match="handover_s"):
+        Settings.read({"gateway": "g:1", "handover_s": time_s})

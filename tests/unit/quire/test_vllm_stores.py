@@ -80,18 +80,25 @@ class _Worker:
         parts = WorkerParts(client=client, blocks=blocks, pool=pool, shard=0, count=self._count)
         self.stores = BlockStores(parts, Durability.MEMORY)
 
-    def step(self, first: int, stop: int, known: int = 0) -> None:
-        plan = StorePlan(
-            request_id="r",
+    def step(
+        self, first: int, stop: int, known: int = 0, *, requests: tuple[str, ...] = ("r",), handed_over: bool = False
+    ) -> None:
+        for name in requests:
+            self.stores.start(self._plan(name, first, stop, known, handed_over=handed_over))
+        self.stores.finish_step()
+
+    @staticmethod
+    def _plan(name: str, first: int, stop: int, known: int, *, handed_over: bool) -> StorePlan:
+        return StorePlan(
+            request_id=name,
             group=0,
             namespaces=(SPACE,),
             keys=(ChunkKeys(bytes(32 * stop)),),
             known=known,
             first=first,
             blocks=tuple(range(first, stop)),
+            handed_over=handed_over,
         )
-        self.stores.start(plan)
-        self.stores.finish_step()
 
     def left_out(self) -> list[tuple[int, bool]]:
         return [(each.first, each.later) for each in self.stores.unstored()]
@@ -149,3 +156,13 @@ def test_what_quire_has_by_now_can_be_gone_on_from(worker: _Worker) -> None:
     worker.stores.finished("r")
     worker.step(0, 2)
     assert worker.settled() == {"stored_blocks": 4}
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_prompts_for_other_engines_are_stored_however_many_end_in_a_step(handed_over: bool) -> None:
+    """Others are stored in a later step; these have none, and an engine waits for them."""
+    worker, names = _Worker(room=32), tuple(f"r{number}" for number in range(24))
+    worker.step(0, 1, requests=names, handed_over=handed_over)
+    worker.settled()
+    assert len(worker.left_out()) == (0 if handed_over else 8)
+    worker.client.close()

@@ -124,6 +124,7 @@ class World:
     direct: bool = True
     groups: Sequence[Group] = (GROUP,)
     stores: bool = True
+    loads: bool = True
 
     def __post_init__(self) -> None:
         client: Any = self.client
@@ -133,6 +134,7 @@ class World:
             groups=self.groups,
             hash_tokens=32,
             stores=self.stores,
+            loads=self.loads,
             asynchronous=False,
             staged_bytes_max=self.staged_blocks_max * GROUP.block_bytes,
             names=ContentNames(media_max=8, media_readable=True),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.model.errors import TooManyRequests
+from quire.model.errors import MetadataUnavailable, QuireError, TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
@@ -30,6 +30,10 @@ class _Node:
         self.go = asyncio.Event()
         self.read: list[tuple[int, int]] = []
         self.pins = 0
+        self.listed: list[dict[bytes, int]] = []
+        self.indexed: dict[bytes, int] = {}
+        self.away: QuireError | None = None
+        self.residency = SimpleNamespace(generation=lambda key: self.indexed.get(key, 0))
 
     def pin(self, keys: Any) -> Any:
         self.pins += 1
@@ -40,6 +44,14 @@ class _Node:
 
     async def find(self, records: Any, shape: Shape) -> dict[bytes, ObjectChunk]:
         return {record.key: ObjectChunk(record.key, 0, shape) for record in records}
+
+    async def object_generations(self, records: Any) -> dict[bytes, int]:
+        return {record.key: 7 if record.key[1] % 2 else 0 for record in records}
+
+    async def list_brought(self, generations: dict[bytes, int]) -> None:
+        if self.away is not None:
+            raise self.away
+        self.listed.append(generations)
 
     async def bring(self, chunks: Any, until_s: float) -> set[bytes]:
         self.read.append((chunks[0].key[0], len(chunks)))
@@ -105,3 +117,16 @@ async def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         await prefetches.prefetch(_order(3, 1))
     node.go.set()
     await asyncio.gather(*tasks)
+
+
+async def test_chunks_in_memory_that_the_object_tier_has_are_listed() -> None:
+    """Also those that a delivery has left there; not those that are listed, nor those whose entry is not known."""
+    prefetches, node = _prefetches()
+    node.go.set()
+    order = _order(1, 4)
+    keys = [record.key for record in order.records()]
+    node.indexed[keys[3]] = 7
+    assert await prefetches.prefetch(order) == [True] * 4
+    assert node.listed == [{keys[1]: 7}]
+    node.away = MetadataUnavailable("no index")
+    assert await prefetches.prefetch(order) == [True] * 4, "they are in memory all the same"

@@ -171,43 +171,6 @@ def test_what_came_from_the_object_tier_gives_up_its_memory_and_is_noted_as_come
     assert world.residency.evictions["memory"] - before == 3
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_what_came_from_the_object_tier_is_listed_in_the_entry_that_lists_the_object(ended: bool) -> None:
-    """It is not uploaded again, and gives up its memory when the index agrees; not if its entry has ended."""
-    world, key = World(drives=0, objects=True, arena_slabs=1), chunk_of(0).key
-    world.objects[key], world.index[key] = chunk_of(0), 1 << 16
-    world.listed_objects.add(key)
-    world.load([0])
-    world.settle()
-    assert world.residency.generation(key) == 0
-    ticket = world.ticket()
-    world.post(ev.RegistrationWanted(ticket, [key, chunk_of(1).key], within={key: 1 << 16, chunk_of(1).key: 1 << 16}))
-    if ended:
-        world.ended(key)
-    world.settle()
-    world.post(ev.Unpinned(ticket))
-    assert world.answers[ticket] == (set() if ended else {key})
-    assert world.residency.generation(key) == (0 if ended else 1 << 16)
-    assert world.residency.in_object(key) is not ended and not world.uploads
-    transfer = world.ticket()
-    world.post(ev.Reserved(transfer, chunk_of(8).shape, 4))
-    world.settle()
-    assert isinstance(world.answers[transfer], list) and key not in world.residency
-    world.post(ev.ReservationEnded(transfer))
-    assert not under_way(world.residency)
-
-
-@pytest.mark.parametrize("version", [0, 1])
-def test_what_was_stored_since_is_not_listed_as_brought(version: int) -> None:
-    world, key = World(drives=0, objects=True), chunk_of(0).key
-    stored(world, [chunk_of(0, version)], Durability.MEMORY)
-    generation, ticket = world.residency.generation(key), world.ticket()
-    world.post(ev.RegistrationWanted(ticket, [key], within={key: 1}))
-    world.settle()
-    world.post(ev.Unpinned(ticket))
-    assert world.residency.generation(key) == generation and world.answers[ticket] == set()
-
-
 def test_a_transfer_that_is_not_known_is_nothing() -> None:
     world = World(drives=0, objects=True)
     world.post(ev.TransferUnsettled(world.ticket()))

@@ -131,6 +131,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 groups=self._groups,
                 hash_tokens=hash_tokens,
                 stores=self._kv_transfer_config.kv_role != "kv_consumer",
+                # Only where loads are expected does vLLM keep blocks until the steps that write them have ended.
+                loads=self._kv_transfer_config.kv_role != "kv_producer",
                 asynchronous=asynchronous(vllm_config, self._settings, self._groups),
                 staged_bytes_max=staged_bytes_max(self._settings, vllm_config, self._groups),
                 names=content_names(vllm_config, kv_cache_config),

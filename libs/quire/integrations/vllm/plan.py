@@ -44,7 +44,7 @@ class StorePlan:
     """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard.
 
     `known`: chunks from the start that Quire had when it was asked. `state`: block at whose end the state of a store
-    is; None for stores of blocks.
+    is; None for stores of blocks. `handed_over`: another engine waits for it, and its request has no later step.
     """
 
     request_id: str
@@ -55,6 +55,7 @@ class StorePlan:
     first: int
     blocks: tuple[int, ...]
     state: int | None = None
+    handed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from quire.integrations.settings import check_common, read_settings
@@ -55,6 +56,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_common(self, _FLAG)
+        if not 0 <= self.handover_s < inf:
+            raise ConfigInvalid(f"{self.handover_s} is no time", field=f"{_FLAG}.handover_s")
         for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY), ("store", STORES)):
             if getattr(self, name) not in allowed:
                 raise ConfigInvalid(f"{getattr(self, name)!r}; {', '.join(allowed)}", field=f"{_FLAG}.{name}")

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, Pin, listing_number, records
+from quire.model.index import (
+    DIGEST_MODULUS,
+    ChunkRecord,
+    Listing,
+    ObjectMark,
+    Pin,
+    listing_number,
+    records,
+)
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
 Index = Any
@@ -255,25 +263,6 @@ class IndexContract:
         assert await index.add_objects(pair[1:], new) == [ObjectMark.DELETING], "another one's claim"
         await index.objects_deleted(claimed, 150)
         assert await index.add_objects(pair[1:], new) == [ObjectMark.LISTED]
-
-    async def test_a_node_joins_an_entry_and_not_the_next_one_of_the_same_key(self, index: Index) -> None:
-        """A copy that a node read from the object tier must not bring an evicted chunk back."""
-        keys = chain(2)
-        pair = records(keys, 0, 2)
-        generations = await index.register("a", pair, 0)
-        assert await index.join("b", pair, [generations[0], 9]) == [True, False]
-        assert await index.holders(pair) == [("a", "b"), ("a",)]
-        assert await index.join("b", pair[:1], generations[:1]) == [True], "twice is once"
-        assert await index.holders(pair[:1]) == [("a", "b")]
-        await index.evict(list(reversed(pair)), 0, 100)
-        assert await index.join("b", pair, generations) == [False, False], "they have ended"
-        renewed = await index.register("a", pair, 100)
-        assert await index.join("b", pair, generations) == [False, False], "these are other entries"
-        assert await index.holders(pair) == [("a",), ("a",)]
-        drops, _ = await index.drops("b", 0)
-        assert [drop.key for drop in drops] == [keys.at(0)]
-        assert await index.join("b", pair[:1], renewed[:1]) == [True]
-        assert await index.drops("b", 0) == ([], 0), "what was to be dropped is listed again"
 
     async def test_a_claim_that_is_not_fulfilled_passes_to_the_next(self, index: Index) -> None:
         keys = chain(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import ChunkRecord, Drop, Listing, Match, ObjectMark, Pin, records
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Listing, Match, ObjectMark, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.testing.contracts.index import Index, chain, holdings
 
@@ -32,6 +32,8 @@ class IndexCallsContract:
         assert len(generations) == len(chunks) and all(generations)
         assert await index.add_objects(chunks, generations) == [ObjectMark.LISTED] * len(chunks)
         assert [set(names) for names in await index.holders(chunks)] == [{"a", "@object"}] * len(chunks)
+        assert await index.join("b", chunks, generations) == [True] * len(chunks)
+        assert await index.unregister("b", chunks, 1) == [True] * len(chunks)
         assert await index.unregister("a", chunks, 1) == [True] * len(chunks)
         assert await index.holders(chunks) == [("@object",)] * len(chunks)
         evicted = await index.evict(deepest_first, 1, 50)
@@ -188,3 +190,24 @@ class IndexCallsContract:
         assert await index.rebuild() == second and await index.last_rebuild() == ""
         await index.rebuilt(second)
         assert await index.rebuild() == "" and await index.last_rebuild() == second
+
+    async def test_a_node_joins_an_entry_and_not_the_next_one_of_the_same_key(self, index: Index) -> None:
+        """A copy that a node read from the object tier must not bring an evicted chunk back."""
+        keys = chain(2)
+        pair = records(keys, 0, 2)
+        generations = await index.register("a", pair, 0)
+        assert await index.join("b", pair, generations) == [False, False], "the object tier is not listed"
+        await index.add_objects(pair, generations)
+        assert await index.join("b", pair, [generations[0], 9]) == [True, False]
+        assert [set(names) for names in await index.holders(pair)] == [{"a", "b", OBJECT_TIER}, {"a", OBJECT_TIER}]
+        assert await index.join("b", pair[:1], generations[:1]) == [True], "twice is once"
+        assert len((await index.holders(pair[:1]))[0]) == 3
+        await index.evict(list(reversed(pair)), 0, 100)
+        assert await index.join("b", pair, generations) == [False, False], "they have ended"
+        renewed = await index.register("a", pair, 100)
+        assert await index.join("b", pair, generations) == [False, False], "these are other entries"
+        assert await index.holders(pair) == [("a",), ("a",)]
+        assert [drop.key for drop in await _drops(index, "b")] == [keys.at(0)]
+        await index.add_objects(pair[:1], renewed[:1])
+        assert await index.join("b", pair[:1], renewed[:1]) == [True]
+        assert await _drops(index, "b") == [], "what was to be dropped is listed again"

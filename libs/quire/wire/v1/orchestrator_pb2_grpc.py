@@ -47,15 +47,15 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
                 _registered_method=True)
-        self.Join = channel.unary_unary(
-                '/quire.v1.OrchestratorService/Join',
-                request_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
-                _registered_method=True)
         self.CommitObjects = channel.unary_unary(
                 '/quire.v1.OrchestratorService/CommitObjects',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.FromString,
+                _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Join',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.ExpectObjects = channel.unary_unary(
                 '/quire.v1.OrchestratorService/ExpectObjects',
@@ -222,16 +222,16 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Join(self, request, context):
+    def CommitObjects(self, request, context):
         """List the object tier in index entries of chunks that were written there.
-        A node has read chunks from the object tier: list it in their entries, unless these have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CommitObjects(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Join(self, request, context):
+        """A node has read chunks from the object tier: list it in their entries, unless these have ended.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -452,15 +452,15 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.SerializeToString,
             ),
-            'Join': grpc.unary_unary_rpc_method_handler(
-                    servicer.Join,
-                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.SerializeToString,
-            ),
             'CommitObjects': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitObjects,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.JoinRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.JoinResponse.SerializeToString,
             ),
             'ExpectObjects': grpc.unary_unary_rpc_method_handler(
                     servicer.ExpectObjects,
@@ -674,33 +674,6 @@ class OrchestratorService:
             _registered_method=True)
 
     @staticmethod
-    def Join(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.OrchestratorService/Join',
-            quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
-            quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def CommitObjects(request,
             target,
             options=(),
@@ -717,6 +690,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/CommitObjects',
             quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Join',
+            quire_dot_v1_dot_orchestrator__pb2.JoinRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

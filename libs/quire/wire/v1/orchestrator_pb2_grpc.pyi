@@ -39,11 +39,10 @@ class OrchestratorServiceStub:
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]
     """Register replicas that a storage node has made durable. Idempotent."""
-    Join: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.JoinRequest, _orchestrator_pb2.JoinResponse]
-    """List the object tier in index entries of chunks that were written there.
-    A node has read chunks from the object tier: list it in their entries, unless these have ended.
-    """
     CommitObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]
+    """List the object tier in index entries of chunks that were written there."""
+    Join: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.JoinRequest, _orchestrator_pb2.JoinResponse]
+    """A node has read chunks from the object tier: list it in their entries, unless these have ended."""
     ExpectObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]
     """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
@@ -112,11 +111,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]  # type: ignore[assignment]
     """Register replicas that a storage node has made durable. Idempotent."""
-    Join: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.JoinRequest, _orchestrator_pb2.JoinResponse]  # type: ignore[assignment]
-    """List the object tier in index entries of chunks that were written there.
-    A node has read chunks from the object tier: list it in their entries, unless these have ended.
-    """
     CommitObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]  # type: ignore[assignment]
+    """List the object tier in index entries of chunks that were written there."""
+    Join: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.JoinRequest, _orchestrator_pb2.JoinResponse]  # type: ignore[assignment]
+    """A node has read chunks from the object tier: list it in their entries, unless these have ended."""
     ExpectObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]  # type: ignore[assignment]
     """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
@@ -196,21 +194,20 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Register replicas that a storage node has made durable. Idempotent."""
 
     @_abc_1.abstractmethod
+    def CommitObjects(
+        self,
+        request: _orchestrator_pb2.CommitObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.CommitObjectsResponse, _abc.Awaitable[_orchestrator_pb2.CommitObjectsResponse]]:
+        """List the object tier in index entries of chunks that were written there."""
+
+    @_abc_1.abstractmethod
     def Join(
         self,
         request: _orchestrator_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.JoinResponse, _abc.Awaitable[_orchestrator_pb2.JoinResponse]]:
-        """List the object tier in index entries of chunks that were written there.
-        A node has read chunks from the object tier: list it in their entries, unless these have ended.
-        """
-
-    @_abc_1.abstractmethod
-    def CommitObjects(
-        self,
-        request: _orchestrator_pb2.CommitObjectsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_orchestrator_pb2.CommitObjectsResponse, _abc.Awaitable[_orchestrator_pb2.CommitObjectsResponse]]: ...
+        """A node has read chunks from the object tier: list it in their entries, unless these have ended."""
 
     @_abc_1.abstractmethod
     def ExpectObjects(

@@ -1,10 +1,10 @@
--- ARGV: 1 fingerprints packed, 2 generations (8 bytes each) packed, 3 node. Lists the node in these very entries; what it was to drop
--- of them is obsolete. Returns a mask: "1" listed, "0" there is no such entry.
+-- ARGV: 1 fingerprints packed, 2 generations (8 bytes each) packed, 3 node. Lists the node in these very entries, which
+-- list the object tier; what it was to drop of them is obsolete. Returns a mask: "1" listed, "0" there is no such entry.
 local prints, generations, node, mask = ARGV[1], ARGV[2], ARGV[3], {}
 for at = 1, #prints, 8 do
   local print = sub(prints, at, at + 7)
   local entry = entry_of(print)
-  if not entry or entry.g ~= sub(generations, at, at + 7) then mask[#mask + 1] = '0'
+  if not entry or entry.g ~= sub(generations, at, at + 7) or not listed(entry.n, '@object') then mask[#mask + 1] = '0'
   else
     if not listed(entry.n, node) then list(entry, node) end
     redis.call('HDEL', drops .. node, print)

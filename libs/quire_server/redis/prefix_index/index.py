@@ -289,7 +289,7 @@ class PrefixIndex(BucketScripts):
             await self._all("settle", calls)
 
     async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List `node_id` in these very entries; False for one that has ended."""
+        """List `node_id` in these very entries; False for one that has ended, or does not list the object tier."""
         joined: list[bool] = []
         pairs = zip(chunks, generations, strict=True)
         for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):

@@ -101,25 +101,32 @@ class Prefetches:
             if shape is not None and pinned.missing:
                 absent = frozenset(pinned.missing)
                 in_memory |= await self._load([record for record in records if record.key in absent], shape, due_s)
+            await self._list([record for record in records if record.key in in_memory])
         finally:
             tiers.unpin(pinned)
         sizes = (copy.chunk.shape.slot_bytes for copy in pinned.copies)
         return in_memory, max(sizes, default=shape.slot_bytes if shape is not None else 0)
 
     async def _load(self, records: Sequence[ChunkRecord], shape: Shape, due_s: float) -> set[bytes]:
-        """Keys of those that came from the object tier. Look-ups find them here from now on."""
+        """Return the keys of those that came from the object tier."""
         loads = self._reading.loads
         chunks = await loads.find(records, shape) if loads is not None else {}
         if loads is None or not chunks:
             return set()
-        brought = await loads.bring(list(chunks.values()), due_s)
-        generations = {key: chunks[key].generation for key in brought if chunks[key].generation}
+        return await loads.bring(list(chunks.values()), due_s)
+
+    async def _list(self, records: Sequence[ChunkRecord]) -> None:
+        """Have the index list this node for copies that came from the object tier: look-ups find them here then."""
+        tiers = self._reading.tiers
+        unlisted = [record for record in records if tiers.residency.generation(record.key) == 0]
+        if self._reading.loads is None or not unlisted:
+            return
+        generations = {key: each for key, each in (await tiers.object_generations(unlisted)).items() if each}
         if generations:
             try:
-                await self._reading.tiers.list_brought(generations)
+                await tiers.list_brought(generations)
             except QuireError as error:
                 logger().warning("prefetched chunks are not listed", chunks=len(generations), error=str(error))
-        return brought
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""

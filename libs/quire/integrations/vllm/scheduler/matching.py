@@ -47,6 +47,7 @@ class Matching:
         groups: Groups of the model's layers.
         hash_tokens: Tokens in each of vLLM's hashes: as many as in a block, or a part.
         stores: Whether this engine stores what it computes; not the decode engine of a pair.
+        loads: Whether it loads; not the prefill engine of a pair.
         asynchronous: Whether other requests compute while a load runs.
         staged_bytes_max: Staging memory that one request may have.
         names: Names contents that vLLM's hashes do not.
@@ -63,6 +64,7 @@ class Matching:
         groups: Sequence[Group],
         hash_tokens: int,
         stores: bool = True,
+        loads: bool = True,
         asynchronous: bool,
         staged_bytes_max: int,
         names: ContentNames,
@@ -79,6 +81,7 @@ class Matching:
         # A prefix ends where blocks of all groups do.
         self._unit = lcm(*(group.block_tokens for group in groups))
         self._stores = stores and settings.store != "never"
+        self._loads = loads
         self._asynchronous = asynchronous
         self._staged_bytes_max = staged_bytes_max
         self._load_bytes_max: int | None = staged_bytes_max
@@ -138,8 +141,11 @@ class Matching:
             self._asking.ask_again(state)
         if not state.answered and not self._asking.is_answered(state):
             return None, False
-        if state.awaited and self._is_arriving(state, usable):
+        if state.awaited and self._is_arriving(state, computed, usable):
             return None, False
+        if not self._loads:
+            self._asking.give_back(state)
+            return 0, False
         if state.is_leased and not self._blocks.is_current(state):
             self._asking.give_back(state)
             state.nothing_stored(storable=False)
@@ -149,10 +155,11 @@ class Matching:
         tokens = self._loadable(state, computed, usable)
         if tokens <= 0:
             return 0, False
-        is_handed_over = state.handover is not None  # computing it is the other engine's task
+        cold_s = self._cold_s(state, computed, computed + tokens)
+        is_handed_over = state.handover is not None and not cold_s  # computing it is the other engine's task
         decided = not self._settings.cut_off or is_handed_over or state.promised == (computed, tokens)
         blocks = sum(group.blocks_to_load(computed, computed + tokens) for group in self._blocks.groups)
-        if not decided and not self._worth.load(blocks, tokens, self._cold_s(state, computed, computed + tokens)):
+        if not decided and not self._worth.load(blocks, tokens, cold_s):
             self._count("recomputed_blocks", blocks)
             self._try(state, computed, computed + tokens)
             self._asking.give_back(state)
@@ -160,14 +167,16 @@ class Matching:
         state.promised = (computed, tokens)
         return tokens, self._asynchronous
 
-    def _is_arriving(self, state: State, usable: int) -> bool:
-        """Return whether blocks of a hand-over may still come; asks for them again."""
+    def _is_arriving(self, state: State, computed: int, usable: int) -> bool:
+        """Look a hand-over up again from time to time; return whether blocks of it may still come."""
         handover, now_s = state.handover, self._now_s()
         assert handover is not None, "awaited"
-        wanted = min(usable, usable if handover.tokens is None else handover.tokens) // self._unit * self._unit
         parts = list(zip(state.parts, self._blocks.groups, strict=True))
-        is_short = any(part.looked_up * group.block_tokens < wanted for part, group in parts)
-        if is_short and all(part.storable for part, _ in parts) and now_s < handover.until_s:
+        named = min(self._blocks.count(state, group) * group.block_tokens for _, group in parts)
+        limit = min(usable, named, usable if handover.tokens is None else handover.tokens) // self._unit * self._unit
+        is_short = any(part.looked_up * group.block_tokens < limit for part, group in parts) and computed < limit
+        # The last look-up is one that began behind the deadline: vLLM may not have called for long.
+        if is_short and all(part.storable for part, _ in parts) and state.asked_s < handover.until_s:
             waited_s = now_s - (handover.until_s - self._settings.handover_s)
             if now_s - state.asked_s >= min(max(_AGAIN_S[0], _AGAIN_SHARE * waited_s), _AGAIN_S[1]):
                 self._asking.ask_again(state)
@@ -229,7 +238,8 @@ class Matching:
             return
         computed, promised = state.promised
         end = computed + min(promised, tokens // self._unit * self._unit)
-        cut_off = self._settings.cut_off and state.handover is None
+        is_handed_over = state.handover is not None and not self._cold_s(state, computed, end)
+        cut_off = self._settings.cut_off and not is_handed_over
         worth_s = self._worth.compute_s(end - computed) if cut_off else 0.0
         loads = []
         for group, part, ids in zip(self._blocks.groups, state.parts, block_ids, strict=True):
@@ -320,6 +330,10 @@ class Matching:
                 plan.stores += self._store_states(request_id, ends)
             for request_id, computed, tokens in scheduled:
                 plan.stores += self._store(request_id, computed + tokens, blocks_of)
+        else:
+            for request_id, *_ in scheduled:
+                if (state := self._requests.get(request_id)) is not None:
+                    self._asking.give_back(state)  # of a look-up that ended when the request was scheduled
         if self._events is not None:
             for store in plan.stores:
                 request = self._requests[store.request_id].request
@@ -431,6 +445,7 @@ class Matching:
             known=part.looked_up,
             first=first,
             blocks=tuple(blocks[first:]),
+            handed_over=is_for_another(state.request),
         )
 
     def _store_states(self, request_id: str, ends: Sequence[tuple[int, int, int]]) -> list[StorePlan]:
@@ -455,6 +470,7 @@ class Matching:
                 first=0,
                 blocks=(block,),
                 state=at,
+                handed_over=is_for_another(state.request),
             )
             stores.append(store)
         return stores

@@ -106,10 +106,10 @@ class BlockStores:
         return [self._unstored.popleft() for _ in range(len(self._unstored))]
 
     def _room_for(self, plan: StorePlan) -> Buffer | None:
-        if not self._room.acquire(blocking=False):
+        if not plan.handed_over and not self._room.acquire(blocking=False):
             return None
         memory = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-        if memory is None:
+        if memory is None and not plan.handed_over:
             self._room.release()
         return memory
 
@@ -133,7 +133,8 @@ class BlockStores:
         except Exception as error:
             logger().error("a store broke off", exc_info=error)
         finally:
-            self._room.release()
+            if not plan.handed_over:
+                self._room.release()
             store.stored = bool(stored)
             store.over.set()
         self._count("stored_blocks", stored)

@@ -90,7 +90,7 @@ class IndexingEnded:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationWanted:
-    """The index does not list chunks that are here.
+    """The index does not list this node for chunks that are here.
 
     Completes as a store does; chunks whose eviction is in question are left out.
 

@@ -177,7 +177,9 @@ class StoreGoals:
         candidates = (self._copies.find(key) for key in event.keys)
         entries = [entry for entry in candidates if entry is not None and not self._copies.is_busy(entry.key)]
         if event.within:  # what was stored since is listed, or on its way to be
-            entries = [entry for entry in entries if not entry.generation and entry.key in event.within]
+            for entry in [entry for entry in entries if entry.generation]:
+                entries.remove(entry)
+                self._copies.rest(entry)
         for entry in entries:
             self._copies.set_generation(entry, 0)
         self._pins.pin(event.ticket, entries)
