@@ -49,9 +49,9 @@ def endpoint_of(url: str, *, is_delayed: bool) -> str:
 def cold_cluster(
     url: str, link: SlowLink, payload_bytes: int, chunk_bytes: int, settings: Mapping[str, str] | None = None
 ) -> Iterator[ColdCluster]:
-    """Start a cluster with memory for two and a half payloads, so that one delivery may keep all of its chunks there.
+    """Start a cluster without drives, with memory for two and a half payloads: one delivery may fill half of it.
 
-    It has no drives. What it has stored is removed in the end.
+    Its objects are removed in the end.
     """
     slab = max(_SLAB_BYTES, chunk_bytes)
     with tempfile.TemporaryDirectory() as folder, link:

@@ -88,7 +88,7 @@ def _running(cluster: LocalCluster) -> list[dict[str, Any]]:
 
 def _only_slow(running: list[dict[str, Any]]) -> bool:
     """A node's last heartbeat may still name a delivery that has ended."""
-    return bool(running) and all(each["layers"] == _LAYOUT.num_layers for each in running)
+    return bool(running) and all(delivery["layers"] == _LAYOUT.num_layers for delivery in running)
 
 
 async def _work(cluster: LocalCluster) -> None:

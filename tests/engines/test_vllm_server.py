@@ -35,15 +35,15 @@ class _Server:
 
     def tokens(self, prompt: list[int], parameters: dict[str, Any] | None = None) -> tuple[list[int], int]:
         """The next eight, and how many of the prompt's were cached. `parameters`: of another engine's hand-over."""
-        told = self.complete(prompt, 8, parameters)
-        details = told["usage"].get("prompt_tokens_details") or {}
-        return told["choices"][0]["token_ids"], details.get("cached_tokens") or 0
+        response = self.complete(prompt, 8, parameters)
+        details = response["usage"].get("prompt_tokens_details") or {}
+        return response["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """What this engine tells the one that decodes, asked for as vLLM's proxies do."""
+        """Send the request of a proxy, and return the parameters for the decode engine."""
         addresses = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-        told = self.complete(prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False, **addresses})
-        parameters: dict[str, Any] = told["kv_transfer_params"]
+        response = self.complete(prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False, **addresses})
+        parameters: dict[str, Any] = response["kv_transfer_params"]
         return parameters
 
     def complete(self, prompt: list[int], count: int, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class _Server:
             self._url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            told: dict[str, Any] = json.load(answer)
-        return told
+            response: dict[str, Any] = json.load(answer)
+        return response
 
     def figure(self, name: str) -> float:
         """Of the Prometheus page, all engines together."""
@@ -117,7 +117,7 @@ def test_the_server_takes_what_another_engine_has_stored(
 def test_one_engine_computes_a_prompt_and_another_one_decodes(
     tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """By the parameters that vLLM's proxies pass on; also sent to both at once; and when the first engine dies."""
+    """The requests are those of a proxy. One reaches the decode engine first; the prefill engine dies in the end."""
     early, orphan = (
         [*PROMPT[:shared], *(at * step % 250 + 2 for at in range(400))] for shared, step in ((500, 11), (300, 13))
     )

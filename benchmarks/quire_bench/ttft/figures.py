@@ -98,7 +98,7 @@ def over_hits(report: Report, path: Path) -> None:
 
 
 def cold_prefixes(report: Report, path: Path) -> None:
-    """Compute and the wait for layers of each cold prefix, beside the whole objects' time and Eq. 3."""
+    """Draw compute and stalls of each cold prefix, those of whole objects, and Eq. 3."""
     pyplot = _pyplot()
     rows = report.rows
     figure, axes = pyplot.subplots(figsize=(max(7, 0.9 * len(rows) + 2), 4.2))

@@ -69,7 +69,11 @@ def shipped_profile() -> ComputeProfile:
 
 
 def check_shapes(contexts: list[int], hits: list[float], chunk_sizes: list[int], rounds: int) -> None:
-    """Raises `InvalidRequest` for prefixes that cannot be measured."""
+    """Check the prefixes to measure.
+
+    Raises:
+        InvalidRequest: A context is shorter than eight chunks, a share is not between 0 and 1, or there is no round.
+    """
     if min(contexts, default=0) < max(chunk_sizes, default=0) * 8 or not all(0 < hit < 1 for hit in hits):
         raise InvalidRequest(f"contexts {contexts}, hits {hits}, chunks {chunk_sizes}", field="contexts")
     if rounds < 1:

@@ -84,12 +84,12 @@ def engine_process(
     extra: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[EngineProcess]:
-    """Start vLLM with Quire, or alone without a gateway; it ends with the block.
+    """Start vLLM with Quire, or alone without a gateway, for the time of the context.
 
     Args:
         name: For messages.
         model: Folder of the model.
-        log: File for what it prints.
+        log: File for its standard error.
         gateway: Address of Quire's gateway.
         extra: The connector's settings.
         settings: Of `vllm.LLM`, and the connector's `kv_role`.
@@ -123,13 +123,13 @@ def serve(start: Mapping[str, Any]) -> None:
             greedy = SamplingParams(temperature=0, max_tokens=request["count"], ignore_eos=True, extra_args=hint)
             began_s = time.perf_counter()
             (answer,) = engine.llm.generate([{"prompt_token_ids": request["prompt"]}], greedy, use_tqdm=False)
-            told = {
+            record = {
                 "tokens": list(answer.outputs[0].token_ids),
                 "cached": answer.num_cached_tokens,
                 "took_s": time.perf_counter() - began_s,
                 "parameters": answer.kv_transfer_params or {},
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ class Reports:
     async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
         """List a node in these very entries; False for one that has ended."""
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            joined = await self._index.join(node_id, chunks, generations)
+            marks = await self._index.join(node_id, chunks, generations)
         self._announcements.stored(
-            node_id, [chunk for chunk, is_listed in zip(chunks, joined, strict=True) if is_listed]
+            node_id, [chunk for chunk, is_listed in zip(chunks, marks, strict=True) if is_listed]
         )
-        return joined
+        return marks
 
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""

@@ -87,9 +87,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def Join(self, request: orchestrator_pb2.JoinRequest, context: Any) -> orchestrator_pb2.JoinResponse:
-        joined = await self._reports.join(request.node_id, _records(request.chunks), list(request.generations))
+        marks = await self._reports.join(request.node_id, _records(request.chunks), list(request.generations))
         await self._reports.count_change(request.node_id)
-        return orchestrator_pb2.JoinResponse(marks=bytes(joined))
+        return orchestrator_pb2.JoinResponse(marks=bytes(marks))
 
     async def CommitObjects(
         self, request: orchestrator_pb2.CommitObjectsRequest, context: Any

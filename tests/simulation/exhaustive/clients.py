@@ -113,7 +113,7 @@ class Clients(State):
         for chunk, offset in zip(chunks, offsets, strict=False):
             node.memory[offset] = content_of(chunk)
         entries = {chunk.key: self.index.state.entries.get(chunk.key) for chunk in chunks}
-        within = {key: each.generation for key, each in entries.items() if each and OBJECT_TIER in each.nodes}
+        within = {key: entry.generation for key, entry in entries.items() if entry and OBJECT_TIER in entry.nodes}
         self.later("loaded", node, number, ticket, copies, missing, transfer, offsets, chunks, within)
 
     def loaded(
@@ -128,7 +128,7 @@ class Clients(State):
         chunks: tuple[Chunk, ...],
         within: Mapping[bytes, int],
     ) -> None:
-        """The load keeps what it has read, and has the index list it, as one that a prefetch began."""
+        """Keep the chunks that were read, and have the index list them, as a prefetch does."""
         for chunk, offset in zip(chunks, offsets, strict=False):
             if node.memory[offset] != content_of(chunk):
                 raise Broken(f"another wrote into the slot of {names_of([chunk.key])}")

@@ -22,7 +22,7 @@ class Steps(Clients):
     ) -> None:
         if within:
             marks = now(self.index.join(node.name, records, within))
-            generations = [each if joined else 0 for each, joined in zip(within, marks, strict=True)]
+            generations = [generation if mark else 0 for generation, mark in zip(within, marks, strict=True)]
         else:
             generations = now(self.index.register(node.name, records, 0, fresh=fresh))
         found = {record.key: each for record, each in zip(records, generations, strict=True) if each}

@@ -31,14 +31,14 @@ def _decode(tokens: Any = 128) -> Request:
 
 
 def _matched(world: World, request: Request) -> tuple[int | None, bool]:
-    """What the scheduler says once its look-ups are answered."""
+    """Return the scheduler's answer once its look-ups are answered."""
     world.matching.matched(request, 0)
     world.client.answer()
     return world.matching.matched(request, 0)
 
 
 def test_what_is_on_its_way_is_waited_for() -> None:
-    """As soon as all of it is there, it is loaded; until then no lease on a part of it is kept."""
+    """The scheduler keeps no lease on a part of the prompt, and loads all of it as soon as it is stored."""
     world, request = World(Client(0)), _decode()
     assert _matched(world, request) == (None, False)
     world.client.has = [2]
@@ -61,10 +61,10 @@ def test_it_is_asked_for_less_and_less_often() -> None:
     assert len(world.client.asked) < 80
 
 
-@pytest.mark.parametrize(("there", "loaded"), [(0, 0), (3, 96)])
-def test_the_wait_ends(there: int, loaded: int) -> None:
-    """The prefill engine has died: what it has stored is loaded, and the rest computed."""
-    world, request = World(Client(there), settings={"handover_s": 2.0}), _decode()
+@pytest.mark.parametrize(("blocks", "loaded"), [(0, 0), (3, 96)])
+def test_the_wait_ends(blocks: int, loaded: int) -> None:
+    """After the death of the prefill engine its stored blocks are loaded, and the rest is computed."""
+    world, request = World(Client(blocks), settings={"handover_s": 2.0}), _decode()
     assert _matched(world, request) == (None, False)
     world.now_s = 2.1
     assert _matched(world, request) == (loaded, False)
@@ -72,7 +72,7 @@ def test_the_wait_ends(there: int, loaded: int) -> None:
 
 
 def test_an_engine_that_was_busy_all_the_time_looks_once_more() -> None:
-    """Its scheduler does not call while there is no room; the blocks have come since the request did."""
+    """The scheduler of a full engine does not call; the prompt's blocks are stored meanwhile."""
     world, request = World(Client(0), settings={"handover_s": 2.0}), _decode()
     world.matching.arrived(request)
     world.client.answer()
@@ -90,22 +90,22 @@ def test_blocks_of_its_own_are_not_waited_for() -> None:
 
 
 def test_blocks_without_names_are_not_waited_for() -> None:
-    """Those behind an image that cannot be named, say."""
+    """Blocks behind an image without a name are an example."""
     world, request = World(Client(2)), _decode(None)
     request.block_hashes = request.block_hashes[:2]
     assert _matched(world, request) == (64, False)
 
 
-@pytest.mark.parametrize(("said", "there", "loaded"), [(96, 3, 96), (100, 3, 96), (0, 0, 0), (None, 4, 128)])
-def test_no_more_is_waited_for_than_the_prefill_engine_said(said: int | None, there: int, loaded: int) -> None:
-    """Where its answer did not say, all whole blocks are."""
-    world, request = World(Client(there)), _decode(said)
+@pytest.mark.parametrize(("number", "blocks", "loaded"), [(96, 3, 96), (100, 3, 96), (0, 0, 0), (None, 4, 128)])
+def test_no_more_is_waited_for_than_the_prefill_engine_said(number: int | None, blocks: int, loaded: int) -> None:
+    """The request waits for all whole blocks if the prefill engine gave no number."""
+    world, request = World(Client(blocks)), _decode(number)
     assert _matched(world, request) == (loaded, False)
 
 
-@pytest.mark.parametrize("said", ["128", True, -1, 1.5])
-def test_a_number_that_is_none_is_as_if_it_were_not_there(said: Any) -> None:
-    world, request = World(Client(3)), _decode(said)
+@pytest.mark.parametrize("number", ["128", True, -1, 1.5])
+def test_a_number_that_is_none_is_as_if_it_were_not_there(number: Any) -> None:
+    world, request = World(Client(3)), _decode(number)
     assert _matched(world, request) == (None, False)
 
 
@@ -190,6 +190,12 @@ def test_an_engine_that_loads_nothing_stores_behind_what_there_is() -> None:
     assert _matched(world, request) == (0, False)
     (store,) = world.matching.step([("r", 0, 133)], lambda _: [[5, 6, 7, 8, 9]]).stores
     assert (store.first, store.blocks, store.handed_over) == (2, (7, 8), True)
+
+
+def test_an_engine_that_loads_nothing_waits_for_nothing() -> None:
+    """A proxy that sends decode requests to a prefill engine gets its answers at once."""
+    world, request = World(Client(0), loads=False), _decode()
+    assert _matched(world, request) == (0, False)
 
 
 def test_without_its_states_a_prefix_is_of_no_use() -> None:

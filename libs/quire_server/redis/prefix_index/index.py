@@ -290,15 +290,15 @@ class PrefixIndex(BucketScripts):
 
     async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
         """List `node_id` in these very entries; False for one that has ended, or does not list the object tier."""
-        joined: list[bool] = []
+        marks: list[bool] = []
         pairs = zip(chunks, generations, strict=True)
         for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):
             part = list(group)
             packed = b"".join(number.to_bytes(8, "big") for _, number in part)
             prints = fingerprints(_keys([chunk for chunk, _ in part]))
             mask = await self._change("join", fingerprint(bucket), [prints, packed, node_id])
-            joined += [mark == ord("1") for mark in mask]
-        return joined
+            marks += [mark == ord("1") for mark in mask]
+        return marks
 
     # ---- the object tier
 

@@ -75,16 +75,16 @@ class Registry:
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def joining(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> dict[bytes, int]:
-        """List this node in these very entries; the generations of those that it is listed in, by key."""
-        joined: dict[bytes, int] = {}
+        """List this node in these very entries; return their generations by key, without those that have ended."""
+        entries: dict[bytes, int] = {}
         for first in range(0, len(records), _BATCH_CHUNKS):
             part, within = records[first : first + _BATCH_CHUNKS], generations[first : first + _BATCH_CHUNKS]
             async with self._operation():
                 marks = await self._index.join(self._node_id, part, within)
                 self.changes += 1
             listed = zip(part, within, marks, strict=True)
-            joined |= {record.key: generation for record, generation, is_listed in listed if is_listed}
-        return joined
+            entries |= {record.key: generation for record, generation, is_listed in listed if is_listed}
+        return entries
 
     async def withdraw(self, records: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.

@@ -121,7 +121,8 @@ class Prefetches:
         unlisted = [record for record in records if tiers.residency.generation(record.key) == 0]
         if self._reading.loads is None or not unlisted:
             return
-        generations = {key: each for key, each in (await tiers.object_generations(unlisted)).items() if each}
+        listed = await tiers.object_generations(unlisted)
+        generations = {key: generation for key, generation in listed.items() if generation}
         if generations:
             try:
                 await tiers.list_brought(generations)

@@ -260,8 +260,8 @@ class Tiers:
     async def list_brought(self, generations: Mapping[bytes, int]) -> None:
         """Have the index list this node for chunks that it read from the object tier.
 
-        Copies that a delivery reads from there are not listed: they may go without a question, and whoever looks the
-        same chunks up is sent to the same node.
+        Copies that a delivery reads from there stay unlisted: they are evicted without a request to the index, and
+        later look-ups of the same chunks name the same node.
 
         Args:
             generations: Of the entries that list the object tier. One that has ended is not made again.

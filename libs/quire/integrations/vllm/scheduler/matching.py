@@ -141,11 +141,11 @@ class Matching:
             self._asking.ask_again(state)
         if not state.answered and not self._asking.is_answered(state):
             return None, False
-        if state.awaited and self._is_arriving(state, computed, usable):
-            return None, False
         if not self._loads:
             self._asking.give_back(state)
             return 0, False
+        if state.awaited and self._is_arriving(state, computed, usable):
+            return None, False
         if state.is_leased and not self._blocks.is_current(state):
             self._asking.give_back(state)
             state.nothing_stored(storable=False)
