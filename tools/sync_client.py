@@ -62,8 +62,8 @@ def _method(call: ast.AsyncFunctionDef) -> str:
 
 def _imports(tree: ast.Module, calls: list[ast.AsyncFunctionDef]) -> str:
     """Return the imports of names that the signatures have."""
-    parts: list[ast.AST] = [part for call in calls for part in (call.args, call.returns) if part is not None]
-    names = {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)} - WRAPPED.keys()
+    taken = {name for call in calls for name in _names(call.args)}
+    names = taken | {name for call in calls if call.returns for name in _names(call.returns)} - WRAPPED.keys()
     lines = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -73,6 +73,10 @@ def _imports(tree: ast.Module, calls: list[ast.AsyncFunctionDef]) -> str:
             elif used:
                 lines.append(ast.unparse(ast.Import(used)))
     return "\n".join(lines)
+
+
+def _names(part: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
 def _formatted(code: str) -> str:

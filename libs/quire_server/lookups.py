@@ -185,6 +185,10 @@ class Lookups:
         finally:
             self._seconds.record(self._clock.monotonic_s() - began_s)
 
+    async def readable_chunks(self, question: Question) -> int:
+        """How many chunks of a prefix can be read; neither counted nor leased."""
+        return len((await self._readable(question, question.keys.distinct(), None)).keys)
+
     async def _lookup_longest(self, question: Question) -> LookupAnswer:
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:

@@ -37,6 +37,7 @@ from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
+from quire_gateway.kv.following import Announcements, Following
 from quire_gateway.kv.retention import Retention
 from quire_gateway.kv.transfers import KvTransfers
 from quire_gateway.s3.backends import Backends
@@ -54,7 +55,7 @@ from quire_server.lookups import Lookups, LookupSettings
 from quire_server.membership.cluster_view import RefreshedView
 from quire_server.membership.heartbeat import Heartbeat
 from quire_server.membership.membership_log import KnownNodes
-from quire_server.redis import Membership
+from quire_server.redis import Membership, RunningStores
 from quire_server.redis.connection import metadata_errors
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
@@ -331,10 +332,12 @@ class Cluster:
         channels: Any = SimChannels(self.network, process)
         members = Membership(cast(Any, self.metadata.client()))
         clock = ClusterClock(SimClock(self.loop, process), members.now_ms)
+        running = RunningStores(cast(Any, self.metadata.client()))
         gateway = KvTransfers(
             config=config,
             allocator=GrpcAllocator(config, channels),
             nodes=GrpcStorageNodes(config, channels, clock),
+            announcements=Announcements(running, clock, round(1000 * config.transfer_timeout_s)),
         )
         nothing: Any = None
         index = self.metadata.new_index()
@@ -358,6 +361,7 @@ class Cluster:
             own=nothing,
             admission=admission,
             lookups=lookups,
+            following=Following(lookups, running, view, clock),
             orchestrator=stub,
             retention=Retention(index, clock, config.retention_s_max),
             derivation=SameKeys(),

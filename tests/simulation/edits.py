@@ -6,11 +6,35 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from quire_server.redis import scripts
 
 _changed: dict[tuple[type, str], str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
+    scenario in which the exploration finds it, `tested`: the test that does, for one that the simulator need not find.
+    `finding`: 0 for one that the exploration itself has found. `seed`: where the search begins, the seed that found it
+    last.
+    """
+
+    finding: int
+    what: str
+    edits: tuple[Callable[[], None], ...]
+    faults: tuple[str, ...] = ()
+    found_by: str = ""
+    explored: str = ""
+    tested: str = ""
+    reads_only: bool = False
+    seed: int = 1
+
+    def apply(self) -> None:
+        for change in self.edits:
+            change()
 
 
 def edit(kind: type, method: str, old: str, new: str) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from typing import Final
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
 from tests.simulation.exhaustive.cluster import Cluster
-from tests.simulation.exhaustive.model import Broken, Evict, Read, Scenario, Store, told
+from tests.simulation.exhaustive.model import Broken, Evict, Follow, Read, Scenario, Store, told
 from tests.simulation.exhaustive.states import fingerprint, frozen
 from tests.simulation.mutations import MUTATIONS
 
@@ -112,6 +112,12 @@ SCENARIOS: Final = (
         before=(Store(1, 1, _LOCAL),),
         drives=True,
         emptied=1,
+    ),
+    Scenario(
+        "a follower",
+        clients=((Store(0, 1, _MEMORY), Evict(), Store(0, 2, _MEMORY, 1)), (Follow(0),)),
+        slabs=1,
+        losses=1,
     ),
     Scenario("two stores of one chunk", clients=((Store(0, 1, _MEMORY),), (Store(0, 1, _MEMORY, 1),)), losses=1),
     Scenario("a prefix on two nodes", clients=((Store(0, 2, _MEMORY),), (Store(1, 2, _MEMORY), Evict(1)))),

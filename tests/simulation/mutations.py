@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import quire.model.images as images_module
@@ -34,42 +32,21 @@ from quire_storage.core.residency.contents import Contents
 from quire_storage.core.residency.copies import Copies
 from quire_storage.core.residency.departures import Departures
 from quire_storage.core.residency.evictions import CopyEvictions
+from quire_storage.core.residency.ledger import Ledger
 from quire_storage.core.residency.pins import Pins
 from quire_storage.core.residency.uploads import Uploads
 from quire_storage.delivery.batches import Batches
 from quire_storage.delivery.delivery import NodeDelivery
 from quire_storage.delivery.object_loads import ObjectLoad
 from quire_storage.delivery.promotions import Promotions
+from quire_storage.ingest.arrivals import Arrival
 from quire_storage.ingest.stores import Stores
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.execution import Executor
 from quire_storage.tiers.object_tier import ChunkObjects
 from quire_storage.tiers.pool import Pool
 from quire_storage.tiers.tiers import Tiers
-from tests.simulation.edits import edit, edit_function, edit_script
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
-    scenario in which the exploration finds it, `tested`: the test that does, for one that the simulator need not find.
-    `finding`: 0 for one that the exploration itself has found. `seed`: where the search begins, the seed that found it
-    last.
-    """
-
-    finding: int
-    what: str
-    edits: tuple[Callable[[], None], ...]
-    faults: tuple[str, ...] = ()
-    found_by: str = ""
-    explored: str = ""
-    tested: str = ""
-    reads_only: bool = False
-    seed: int = 1
-
-    def apply(self) -> None:
-        for change in self.edits:
-            change()
+from tests.simulation.edits import Mutation, edit, edit_function, edit_script
 
 
 def _any_keys() -> None:
@@ -458,6 +435,26 @@ MUTATIONS: dict[str, Mutation] = {
         "a layer is announced before a thread has copied it to memory of the same host",
         (edit(CopyStream, "announce", "self._push(0, tell)", "tell()"),),
         found_by="was announced, and is not there",
+    ),
+    "followed-before-checksums": Mutation(
+        0,
+        "a follower is sent a layer before its bytes have arrived and its checksums are taken",
+        (edit(Arrival, "layer", "if state is True:", "if True:"),),
+        found_by="wrong bytes were delivered",
+    ),
+    "followers-outlive-stores": Mutation(
+        0,
+        "a follower of a store that has failed waits for its layers until the permit ends",
+        (edit(Arrival, "fail", "if self.failed is not None:", "if True:"),),
+        (),
+        found_by="a follower outlives the store",
+    ),
+    "followed-slots-freed": Mutation(
+        0,
+        "a slot is free although a follower of the store reads it",
+        (edit(Ledger, "free", "if offset in self._followers:", "if False:"),),
+        found_by="what followers read is not free",
+        explored="a follower",
     ),
     "lent-for-ever": Mutation(
         0,

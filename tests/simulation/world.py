@@ -18,12 +18,13 @@ from quire.client.memory.quiescence import unheard_s
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import KeysInvalid, QuireError
+from quire.model.errors import QuireError
 from quire.model.keys import ChunkKeys
 from quire.model.urgency import Urgency
 from quire.testing.simulation import Process, SimChannels, SimNearestTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
+from tests.simulation import requests
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.checks import LEASE_MS, Checks
 from tests.simulation.cluster import GATEWAYS, Cluster
@@ -48,6 +49,7 @@ _KINDS = (
     "prefetch",
     *("store",) * 3,
     *("fetch",) * 4,
+    *("follow",) * 2,
     "evict",
     "race",
     "evict and store",
@@ -243,15 +245,15 @@ class Day:
     async def _one(self, kind: str, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
         match kind:
             case "store":
-                return await self._store(client, prefix, rng, cancel=False)
+                return await self.store(client, prefix, rng, cancel=False)
             case "cancel store":
-                return await self._store(client, prefix, rng, cancel=True)
+                return await self.store(client, prefix, rng, cancel=True)
             case "race":
-                stores = [self._store(client, prefix, rng, cancel=False, version=version) for version in (0, 1)]
+                stores = [self.store(client, prefix, rng, cancel=False, version=version) for version in (0, 1)]
                 return ", ".join(await asyncio.gather(*stores))
             case "evict and store":
                 evict = client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
-                _, outcome = await asyncio.gather(evict, self._store(client, prefix, rng, cancel=False))
+                _, outcome = await asyncio.gather(evict, self.store(client, prefix, rng, cancel=False))
                 return outcome
             case "fetch":
                 return await self.fetch(client, prefix, rng, cancel=False)
@@ -259,52 +261,31 @@ class Day:
                 return await self.fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
             case "cancel fetch":
                 return await self.fetch(client, prefix, rng, cancel=True)
+            case "follow":
+                return await requests.follow(self, client, prefix, rng)
             case "unchained":
                 return await self.unchained.operate(client, rng)
             case "retain":
-                return await self._retain(client, prefix, rng)
+                return await requests.retain(self, client, prefix, rng)
             case "prefetch":
                 return f"done, {await client.prefetch(prefix.namespace, prefix.keys)} in memory"
             case "evict":
                 gone = await client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
                 return f"done, {gone} went"
             case _:
-                return await self._garbage(client, prefix, rng)
+                return await requests.garbage(self, client, prefix, rng)
 
-    async def _retain(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
-        """Kept for a while, whatever needs room or is evicted. A later one of the same chunks replaces the time."""
-        asked_s, seconds, keys = self.loop.time(), rng.uniform(0.5, 6.0), list(prefix.keys)
-        for key in keys:  # one of a tenant on a chunk replaces the one before
-            self.history.unleased(("retention", key))
-        count = await client.retain(prefix.namespace, prefix.keys, seconds)
-        if count:
-            self.history.leased(("retention", keys[count - 1]), keys[:count], asked_s, seconds)
-        return f"done, {count} retained"
-
-    async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
-        """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss."""
-        keys = list(prefix.keys)
-        if rng.random() < 0.5:
-            repeated = ChunkKeys(b"".join([keys[0], *keys]))
-            buffer = client.allocate(prefix.layout.payload_bytes(len(repeated)))
-            try:
-                if rng.random() < 0.5:
-                    await client.lookup(prefix.namespace, repeated)
-                else:
-                    await (await client.store(prefix.namespace, repeated, 0, buffer)).finish()
-            except KeysInvalid:
-                return "done"
-            except QuireError as error:
-                return type(error).__name__
-            raise self.history.fail("a request that names a key twice was taken", keys[0])
-        keys[len(keys) // 2] = rng.randbytes(32)
-        mixed = Prefix(prefix.namespace, ChunkKeys(b"".join(keys)))
-        return await self.fetch(client, mixed, rng, cancel=False)
-
-    async def _store(
-        self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool, version: int | None = None
+    async def store(
+        self,
+        client: QuireClient,
+        prefix: Prefix,
+        rng: random.Random,
+        *,
+        cancel: bool,
+        version: int | None = None,
+        whole: bool = False,
     ) -> str:
-        count = rng.randrange(1, len(prefix.keys) + 1)
+        count = len(prefix.keys) if whole else rng.randrange(1, len(prefix.keys) + 1)
         keys = prefix.keys.run(0, count)
         level = rng.choice(list(Durability))
         version = int(rng.random() < 0.1) if version is None else version
@@ -370,7 +351,7 @@ class Day:
         window_us, first_us = rng.choice([0, 500, 3000]), rng.choice([0, 2000])
         urgency = Urgency(compute_window_us=window_us, first_layer_us=first_us, priority=rng.randint(-1, 1))
         if rng.random() < 0.5:
-            return await self._retrieve(client, prefix, rng, order, urgency, cancel=cancel)
+            return await self.retrieve(client, prefix, rng, order, urgency, cancel=cancel)
         asked_s, disturbed = self.loop.time(), self.disturbed
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
@@ -391,7 +372,7 @@ class Day:
                 with contextlib.suppress(QuireError):
                     await client.release(found)
 
-    async def _retrieve(
+    async def retrieve(
         self,
         client: QuireClient,
         prefix: Prefix,
@@ -400,6 +381,7 @@ class Day:
         urgency: Urgency,
         *,
         cancel: bool,
+        follow_s: float = 0.0,
     ) -> str:
         """In one exchange. One that is given up may not know yet which nodes are at it."""
         first, count = rng.randrange(len(prefix.keys)), len(prefix.keys)
@@ -414,6 +396,7 @@ class Day:
                     lease_ttl_ms=LEASE_MS,
                     order=order,
                     urgency=urgency,
+                    follow_s=follow_s,
                 )
             )
             if cancel:
@@ -423,7 +406,10 @@ class Day:
                     await asyncio.wait([retrieving])
                     return "done"
             retrieval = await retrieving
-            leased = list(prefix.keys)[: retrieval.found.matched_chunks]
+            readable = retrieval.found.matched_chunks - retrieval.found.arriving_chunks
+            if retrieval.found.arriving_chunks:
+                self.history.count("follow: chunks arrive")
+            leased = list(prefix.keys)[:readable]
             self.history.leased(retrieval.found.lease, leased, asked_s, LEASE_MS / 1000, disturbed)
             delivery = retrieval.delivery
             if delivery is None:
@@ -433,7 +419,7 @@ class Day:
                     delivery.abandon()
                     return "done"
                 delivered = retrieval.found.take_chunks - first
-                return await self._receive(delivery, buffer, prefix, count - first, delivered, first)
+                return await self._receive(delivery, buffer, prefix, count - first, delivered, first, readable)
             finally:
                 await delivery.quiesced(35.0 if self.faults else _ABORTED_S)
                 self.history.unleased(retrieval.found.lease)
@@ -441,9 +427,19 @@ class Day:
                     await client.release(retrieval.found)
 
     async def _receive(
-        self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, delivered: int, first: int = 0
+        self,
+        delivery: Delivery,
+        buffer: Buffer,
+        prefix: Prefix,
+        count: int,
+        delivered: int,
+        first: int = 0,
+        readable: int | None = None,
     ) -> str:
-        """Follow a delivery of `delivered` chunks into a buffer for `count`, and check each layer and chunk."""
+        """Follow a delivery of `delivered` chunks into a buffer for `count`, and check each layer and chunk.
+
+        `readable`: how many of the prefix were; the bytes of those behind may be of a store that loses against another.
+        """
         began_s = self.loop.time()
         rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
         with contextlib.suppress(QuireError):  # `summary` says it
@@ -457,7 +453,8 @@ class Day:
                     key = prefix.keys.at(run.first + index)
                     if mark:
                         version = check_chunk(self.history, key, rows[:, run.first + index - first], prefix.layout)
-                        self._check_first(key, version, began_s)
+                        if readable is None or run.first + index < readable:
+                            self._check_first(key, version, began_s)
         failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
         return failed[0] if failed else "done"
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -257,6 +257,8 @@ class QuireClient:
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
         unchained: bool = False,
+        follow_s: float = 0.0,
+        begun: Callable[[Delivery], None] | None = None,
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
@@ -264,7 +266,10 @@ class QuireClient:
         of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
         chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
-        of them.
+        of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
+        it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
+        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `begun`:
+        called with the delivery before the answer is waited for, so that another task can give it up.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
         if the answer was lost, nodes may be writing.
@@ -290,6 +295,7 @@ class QuireClient:
             transfer_ms=self._transfer_ms,
             first_layer_us=urgency.first_layer_us,
             priority=urgency.priority,
+            follow_ms=round(1000 * follow_s),
         )
         request.descriptor.ClearField("chunk_keys")
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
@@ -300,6 +306,8 @@ class QuireClient:
         stop = Stop()
         answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s, stop=stop)
         delivery.start(retrieved(answers, delivery, first_chunk, read, lookup), stop)
+        if begun is not None:
+            begun(delivery)
         return await first_of(lookup, delivery, first_chunk)
 
     def _begin(self, transfer_id: bytes, descriptor: Descriptor, buffer: Buffer, loan: Loan) -> Delivery:

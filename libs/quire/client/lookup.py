@@ -69,6 +69,8 @@ class Lookup:
 
     `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
     of these is reached by the data plane. `objects`: the part that only the object tier has, and how fast that is.
+    `arriving_chunks`: the last ones, whose store is still running: only a retrieval that follows stores has any, and no
+    lease is over them.
     """
 
     namespace: Namespace
@@ -80,10 +82,11 @@ class Lookup:
     advice: Advice | None = None
     there: Sequence[int] = ()
     objects: ObjectPart = field(default_factory=ObjectPart)
+    arriving_chunks: int = 0
 
     @property
     def matched_chunks(self) -> int:
-        """How many chunks can be read, from the start of the prefix."""
+        """How many chunks can be read or arrive, from the start of the prefix."""
         return len(self.keys)
 
     @property
@@ -115,6 +118,7 @@ def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse
             convert.ranges_from(response.object_ranges),
             {name: convert.object_speed_from(speed) for name, speed in response.object_speeds.items()},
         ),
+        arriving_chunks=response.arriving_chunks,
     )
 
 

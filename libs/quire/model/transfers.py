@@ -32,6 +32,8 @@ class DeliverOrder:
         lease: Token of the lease that pins the chunks; empty without one.
         unchained: The keys are no prefix: each chunk stands for itself.
         namespace: Tag of the namespace that the keys were derived under; zeros if they were not.
+        arriving: Part of the ranges whose store was running when the gateway looked.
+        follow_s: For how long chunks of `arriving` are waited for that neither are here nor arrive.
         until_s: End of the permit, on the node's monotonic clock: nothing is written after it.
     """
 
@@ -45,6 +47,8 @@ class DeliverOrder:
     lease: bytes = b""
     unchained: bool = False
     namespace: bytes = NO_NAMESPACE
+    arriving: tuple[ChunkRange, ...] = ()
+    follow_s: float = 0.0
     until_s: float = math.inf
 
 

@@ -30,6 +30,8 @@ def deliver_order_to(order: DeliverOrder) -> pb.DeliverRequest:
         tenant_cap_bytes_per_s=order.tenant.cap_bytes_per_s,
         unchained=order.unchained,
         namespace=b"" if order.namespace == NO_NAMESPACE else order.namespace,
+        arriving=convert.ranges_to(order.arriving),
+        follow_ms=round(order.follow_s * 1000),
     )
 
 
@@ -55,6 +57,8 @@ def deliver_order_from(message: pb.DeliverRequest, tenant: str = "", until_s: fl
         lease=message.lease,
         unchained=message.unchained,
         namespace=message.namespace or NO_NAMESPACE,
+        arriving=convert.ranges_from(message.arriving),
+        follow_s=message.follow_ms / 1000,
         until_s=until_s,
     )
 

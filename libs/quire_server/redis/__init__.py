@@ -15,6 +15,7 @@ from quire_server.redis.prefix_index.index import PrefixIndex
 from quire_server.redis.probe import RedisProbe
 from quire_server.redis.reservations import Reservations
 from quire_server.redis.retained import RetainedBytes
+from quire_server.redis.running_stores import RunningStores
 from quire_server.redis.s3.buckets import S3Buckets
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RedisProbe",
     "Reservations",
     "RetainedBytes",
+    "RunningStores",
     "S3Buckets",
     "StoredPolicies",
     "StoredValue",

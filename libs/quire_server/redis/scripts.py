@@ -33,6 +33,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "index_rebuilt": (),
     "index_register": ("now_ms", *_INDEX),
     "index_settle": (),
+    "index_stored": (),
     "index_unlink": _INDEX,
     "index_unregister": _INDEX,
     "leader_hold": (),

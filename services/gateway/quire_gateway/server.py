@@ -55,6 +55,7 @@ from quire_gateway.images.reads import ImageReads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.images.warming import Warming
+from quire_gateway.kv.following import Announcements, Following
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.retention import Retention
 from quire_gateway.kv.single_chunk import SingleChunkReads
@@ -84,6 +85,7 @@ from quire_server.redis import (
     RedisProbe,
     Reservations,
     RetainedBytes,
+    RunningStores,
     S3Buckets,
     StoredPolicies,
     connect,
@@ -172,6 +174,7 @@ def _listeners(
     own: ImageService,
     admission: Admission,
     lookups: Lookups,
+    following: Following,
     retention: Retention,
     boundary: _Boundary,
     watching: EventWatch,
@@ -188,6 +191,7 @@ def _listeners(
         own=own,
         admission=admission,
         lookups=lookups,
+        following=following,
         orchestrator=orchestrator,
         retention=retention,
         derivation=boundary.derivation,
@@ -356,12 +360,12 @@ async def _boundary(
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     channels, redis = member_channels(config, "gateway"), connect(config.redis_url)
-    incarnation = os.urandom(8).hex()
-    clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
+    incarnation, clock = os.urandom(8).hex(), ClusterClock(SystemClock(), Membership(redis).now_ms)
     allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
-    gateway, members = KvTransfers(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
-    catalogue = GrpcCatalogue(config, channels)
+    members, catalogue = GrpcMembers(config, channels), GrpcCatalogue(config, channels)
     view, lookups = _reading(config, redis, clock)
+    announcing = Announcements(RunningStores(redis), clock, round(1000 * config.transfer_timeout_s))
+    gateway = KvTransfers(config=config, allocator=allocator, nodes=nodes, announcements=announcing)
     owners, decoders = ImageOwners(view, clock), GrpcDecoders(config, channels)
     images = _image_gateway(config, channels, redis, owners, decoders, clock)
     leases, singles = Leases(lookups), SingleChunkReads(lookups, gateway)
@@ -386,6 +390,7 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         admission=admission,
         lookups=lookups,
+        following=Following(lookups, RunningStores(redis), view, clock),
         retention=_retention(config, redis, view, clock),
         boundary=boundary,
         watching=watching,

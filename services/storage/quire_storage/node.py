@@ -35,6 +35,7 @@ from quire_storage.delivery.rates import Rates
 from quire_storage.delivery.reading import Reading
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.arrivals import Arrivals
 from quire_storage.ingest.stores import Stores
 from quire_storage.ports import Ports
 from quire_storage.tiers.arena import Arena
@@ -71,6 +72,7 @@ class StorageNode:
         self._checked = checked
         self._registry = Registry(config.node_id, ports.index, ports.clock, config.index_timeout_s)
         self._produced = AnnouncedLayers()
+        self._arrivals = Arrivals()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._theta = self._own_theta = Theta(config.theta_bytes, config.theta_object_bytes)
         self._ring: Ring | None = None
@@ -134,6 +136,7 @@ class StorageNode:
             region=region,
             replicator=self._replicator,
             produced=self._produced,
+            arrivals=self._arrivals,
             threads=turns,
             clock=self._clock,
             is_quarantined=self._integrity.is_quarantined,
@@ -162,6 +165,7 @@ class StorageNode:
             config=config,
             parts=self._parts,
             tiers=tiers,
+            arrivals=self._arrivals,
             registry=self._registry,
             index=self._ports.index,
             spawn=self._spawn,

@@ -37,6 +37,7 @@ class Clients(State):
         transfer = self.ticket()
         offsets = self.ask(node, transfer, ev.Reserved(transfer, SHAPE, store.count))
         if isinstance(offsets, list):
+            node.arriving[transfer] = (tuple(offsets), store.version, False)
             self.later("pulled", node, number, transfer, tuple(offsets))
         else:
             self.post(node, ev.ReservationEnded(transfer))
@@ -47,6 +48,7 @@ class Clients(State):
         chunks = [chunk_of(at, store.version) for at in range(store.count)]
         for chunk, offset in zip(chunks, offsets, strict=True):
             node.memory[offset] = content_of(chunk)
+        node.arriving[transfer] = (offsets, store.version, True)
         self.later("wait", node, number, transfer, ticket)
         offer = ev.StoreOffered(
             ticket=ticket,
@@ -75,8 +77,31 @@ class Clients(State):
                 if self.damaged or (entry is not None and entry.generation == generation):
                     self.promise(key, generation, store.level)
         self.post(node, ev.Unpinned(ticket))
+        del node.arriving[transfer]
         self.post(node, ev.ReservationEnded(transfer))
         self.end(number)
+
+    def follow(self, node: Node, number: int) -> None:
+        """Join the stores that run, for what cannot be read."""
+        ticket = self.ticket()
+        copies, missing = self.ask(node, ticket, ev.Pinned(ticket, KEYS, True))
+        joined: list[tuple[int, int, int]] = []
+        for transfer, (offsets, version, _) in node.arriving.items():
+            wanted = [at for at in range(len(offsets)) if KEYS[at] in missing]
+            asked = self.ticket()
+            event = ev.Followed(asked, ticket, transfer, [KEYS[at] for at in wanted], [offsets[at] for at in wanted])
+            for place in self.ask(node, asked, event):
+                at = wanted[place]
+                joined.append((transfer, offsets[at], content_of(chunk_of(at, version))))
+        self.later("followed", node, number, ticket, tuple(copies), tuple(joined))
+
+    def followed(
+        self, node: Node, number: int, ticket: int, copies: tuple[Copy, ...], joined: tuple[tuple[int, int, int], ...]
+    ) -> None:
+        for _, offset, content in joined:
+            if node.memory.get(offset) != content:
+                raise Broken(f"a follower was sent the bytes of {node.memory.get(offset)}, not of {content}")
+        self.read(node, number, ticket, (copies, ()))
 
     def promise(self, key: bytes, generation: int, level: Durability) -> None:
         before = self.promises.get(key)

@@ -16,6 +16,7 @@ from tests.simulation.exhaustive.model import (
     Broken,
     Client,
     Evict,
+    Follow,
     Node,
     Read,
     Scenario,
@@ -177,6 +178,8 @@ class Cluster(Steps):
         match client.script[client.at]:
             case Store(node) if self.nodes[node].residency is not None:
                 self.ingest(self.nodes[node], number)
+            case Follow(node) if self.nodes[node].residency is not None:
+                self.follow(self.nodes[node], number)
             case Evict(keep):
                 self.evict(number, keep)
             case Read(node):
@@ -189,6 +192,9 @@ class Cluster(Steps):
         if step.what.startswith("wait"):
             return False
         node = self.nodes[step.node]
+        if step.what == "followed":  # a layer is sent when it has arrived
+            running = [node.arriving[transfer] for transfer, _, _ in step.arguments[3] if transfer in node.arriving]
+            return all(has_arrived for _, _, has_arrived in running)
         if step.what == "acknowledge" and isinstance(step.arguments[3], frozenset):
             store = self.operation(step.arguments[0])
             on_its_way = {*node.unsent, *node.sending}
@@ -246,6 +252,7 @@ _STEPS: Final[dict[str, Callable[..., None]]] = {
     "pulled": Cluster.pulled,
     "acknowledge": Cluster.acknowledge,
     "deliver": Cluster.deliver,
+    "followed": Cluster.followed,
     "read": Cluster.read,
     "register": Cluster.register,
     "registered": Cluster.registered,
@@ -290,7 +297,7 @@ _ELSEWHERE: Final = frozenset(
     }
 )
 _WRITING: Final = frozenset({"object expected", "put", "list object"})
-_OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "load", "loaded", "read"})
+_OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "followed", "load", "loaded", "read"})
 # What the one who waits hears when the request, or its answer, is lost.
 _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "drop": Cluster.drop_unanswered,

@@ -65,6 +65,16 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """What of the prefix can be read or arrives at `node`."""
+
+    node: int = 0
+
+
+Operation = Store | Evict | Read | Follow
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """`before`: done in order, to its end, before the clients begin. The numbers say how often what may happen.
 
@@ -72,8 +82,8 @@ class Scenario:
     """
 
     name: str
-    clients: tuple[tuple[Store | Evict | Read, ...], ...]
-    before: tuple[Store | Evict | Read, ...] = ()
+    clients: tuple[tuple[Operation, ...], ...]
+    before: tuple[Operation, ...] = ()
     drives: bool = False
     slabs: int = 2
     crashes: int = 0
@@ -111,7 +121,10 @@ def now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(slots=True)
 class Node:
-    """A node's process and its drive. `unsent`, `sending`: keys on their way to the object tier."""
+    """A node's process and its drive. `unsent`, `sending`: keys on their way to the object tier.
+
+    `arriving`: the stores that run, by transfer: their slots, which version of the chunks, and whether it is there.
+    """
 
     number: int
     residency: Residency | None = None
@@ -121,6 +134,7 @@ class Node:
     image: Any = None
     unsent: dict[bytes, None] = field(default_factory=dict)
     sending: set[bytes] = field(default_factory=set)
+    arriving: dict[int, tuple[tuple[int, ...], int, bool]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -131,7 +145,7 @@ class Node:
 class Client:
     """`at`: which of its operations is next. `running`: it waits for an answer."""
 
-    script: tuple[Store | Evict | Read, ...]
+    script: tuple[Operation, ...]
     at: int = 0
     running: bool = False
 

@@ -51,7 +51,7 @@ class State:
 
     def boot(self, node: Node) -> None:
         node.incarnation += 1
-        node.memory, node.unsent, node.sending = {}, {}, set()
+        node.memory, node.unsent, node.sending, node.arriving = {}, {}, set(), {}
         pool = None
         if self.scenario.drives:
             geometry = DriveGeometry(SLAB, 2, 2)

@@ -39,6 +39,7 @@ from quire.model.ranges import ChunkRange
 from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.model.urgency import Urgency
 from quire.testing import FakeClock
+from quire.testing.running_stores import MemoryRunningStores
 from quire.transport.memory import MemoryTransport
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Preconditions
@@ -48,6 +49,7 @@ from quire_gateway.images.owners import ImageOwners
 from quire_gateway.images.reads import ImageReads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
+from quire_gateway.kv.following import Announcements
 from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
 from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall, StorePlacement
@@ -103,7 +105,9 @@ class World:
 
     def gateway(self, **settings: Any) -> KvTransfers:
         this: Any = self
-        return KvTransfers(config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this)
+        config = GatewayConfig(cluster_secret="s" * 32, **settings)
+        announcements = Announcements(MemoryRunningStores(), FakeClock(), 1000)
+        return KvTransfers(config=config, allocator=this, nodes=this, announcements=announcements)
 
     def singles(self) -> SingleChunkReads:
         this: Any = self

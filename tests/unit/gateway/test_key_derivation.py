@@ -114,6 +114,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         own=nothing,
         admission=Admission(config, nothing, clock),
         lookups=seen,
+        following=seen,
         orchestrator=seen,
         retention=Retention(seen, clock, 1000),
         derivation=derivation,

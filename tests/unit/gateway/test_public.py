@@ -48,6 +48,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         own=nothing,
         admission=Admission(config, nothing, clock),
         lookups=lookups,
+        following=nothing,
         orchestrator=nothing,
         retention=nothing,
         derivation=SameKeys(),

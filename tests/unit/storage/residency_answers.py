@@ -182,6 +182,12 @@ class Answers:
             case ev.Pinned():
                 copies: list[Copy] = value[0]
                 assert [key for key in asked.keys if key not in value[1]] == [copy.chunk.key for copy in copies]
+            case ev.Followed():
+                mine = machine.memory.transfers.get(asked.transfer, set())
+                must = {at for at, offset in enumerate(asked.offsets) if offset in mine}
+                assert must <= set(value) <= set(range(len(asked.keys))), "what its store still has"
+                held = machine.ledger.followed.get(asked.holder, ())
+                assert {asked.offsets[at] for at in value} <= set(held), "stays until the holder lets go"
             case ev.PromotionWanted():
                 assert value.keys() <= set(asked.numbers)
             case ev.EvictionWanted():

@@ -9,11 +9,16 @@ from quire.model.durability import Durability, OnExisting
 from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.invariants import under_way
-from tests.unit.storage.residency_world import Operation, World, chunk_of
+from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of
 
 STEPS: Final = 150
 CHUNKS: Final = 16
 _OF_DRIVES: Final = ("write", "headers", "forget")
+
+
+def _of(content: str) -> str:
+    """Return which chunk a slot's content is of, whatever its version."""
+    return content.partition("/")[0]
 
 
 class History:
@@ -26,12 +31,14 @@ class History:
         self._stores: list[tuple[int, int]] = []
         self._readers: list[int] = []
         self._to_answer: list[int] = []
+        self._following: dict[int, dict[int, str]] = {}
 
     def run(self) -> None:
         steps = [
             *[self._store] * 4,
             *[self._end_operation] * 8,
             *[self._end_store] * 3,
+            *(self._follow, self._follow),
             *(self._pin, self._pin, self._unpin, self._unpin, self._promote, self._drop, self._drop, self._lose),
             *(
                 self._deny,
@@ -109,9 +116,27 @@ class History:
             self._world.post(ev.PinnedAlso(more, held[0].number))
             self._readers.append(more)
 
+    def _follow(self) -> None:
+        """Deliveries join a store that runs, and read its slots until they end, whatever becomes of it."""
+        world = self._world
+        if not self._stores:
+            return
+        transfer, _ = self._random.choice(self._stores)
+        chunks, offsets = world.transfers[transfer]
+        holder = world.pin([])
+        ticket = world.ticket()
+        world.post(ev.Followed(ticket, holder, transfer, [chunk.key for chunk in chunks], offsets))
+        joined: Any = world.answers[ticket]
+        self._readers.append(holder)
+        # A slot that was freed may be one of the same chunk again: then it has the bytes that are kept of it.
+        self._following[holder] = {offsets[at]: world.memory[offsets[at]] for at in joined}
+        assert all(_of(world.memory[offsets[at]]) == _of(content_of(chunks[at])) for at in joined), "the chunk's slot"
+
     def _unpin(self) -> None:
         if self._readers:
             ticket = self._readers.pop(self._random.randrange(len(self._readers)))
+            for offset, content in self._following.pop(ticket, {}).items():
+                assert self._world.memory[offset] == content, "a follower reads the bytes of its store"
             self._world.held.pop(ticket, None)
             self._world.post(ev.Unpinned(ticket))
 

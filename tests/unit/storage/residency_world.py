@@ -84,6 +84,7 @@ class World:
         self.running: list[Operation] = []
         self.answers: dict[int, object] = {}
         self.held: dict[int, list[Copy]] = {}
+        self.transfers: dict[int, tuple[list[Chunk], list[int]]] = {}
         self.registrations: dict[int, list[ChunkRecord]] = {}
         self.index: dict[bytes, int] = {}
         self.listed_here: set[bytes] = set()
@@ -133,6 +134,7 @@ class World:
         assert isinstance(offsets, list)
         for chunk, offset in zip(chunks, offsets, strict=True):
             self.memory[offset] = content_of(chunk)
+        self.transfers[transfer] = chunks, offsets
         store = self.ticket()
         self.post(
             ev.StoreOffered(
@@ -380,11 +382,8 @@ class World:
         pairs = [(record.key, each) for record, each in zip(self.registrations[ticket], within, strict=True)]
         generations = {key: each for key, each in pairs if self.index.get(key) == each}
         self.listed_here |= generations.keys()
-        before = {key: found for key in generations if (found := self.residency.generation(key))}
+        self.uploaded |= generations  # of those that the machine takes as listed
         self.post(ev.Indexed(ticket, generations))
-        for key, generation in generations.items():
-            if key not in before and self.residency.generation(key) == generation:
-                self.uploaded[key] = generation
         self.post(ev.IndexingEnded(ticket))
 
     def _refuse(self, ticket: int) -> None:

@@ -28,6 +28,7 @@ from quire_storage.delivery import deliveries as module
 from quire_storage.delivery.deliveries import Deliveries
 from quire_storage.delivery.object_loads import LoadParts, ObjectChunk, ObjectLoads
 from quire_storage.delivery.transfers import Transfers
+from quire_storage.ingest.arrivals import Arrivals
 from quire_storage.tiers.object_tier import ChunkObjects
 
 
@@ -101,7 +102,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Node]:
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
     reading = SimpleNamespace(reading=SimpleNamespace(loads=tiers))
     parts: Any = {"config": config, "parts": reading, "tiers": tiers, "registry": None, "index": None, "on_read": None}
-    parts["transfers"] = Transfers(FakeClock())
+    parts |= {"transfers": Transfers(FakeClock()), "arrivals": Arrivals()}
     return Deliveries(spawn=spawn, **parts), tiers
 
 

@@ -26,6 +26,7 @@ from quire_storage.core.checksums import row_checksums, slice_checksums
 from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.arrivals import Arrival
 from quire_storage.ingest.ingest import pull
 from quire_storage.tiers.tiers import Slots
 
@@ -69,9 +70,18 @@ class _Scene:
         return Slots(0, Shape(LAYOUT.num_layers, _SLICE), offsets, 10 * _SLICE)
 
     async def pull(self, call: IngestOrder, slots: Slots) -> list[Any]:
-        produced = AnnouncedLayers()
+        self.arrival = Arrival([record.key for record in call.records], call.store_id, slots)
         return await pull(
-            call, slots, self.arena, self.region, self.node, produced, FairThreads(self.threads), timeout_s=5, now_ms=0
+            call,
+            slots,
+            self.arena,
+            self.region,
+            self.node,
+            AnnouncedLayers(),
+            FairThreads(self.threads),
+            self.arrival,
+            timeout_s=5,
+            now_ms=0,
         )
 
 

@@ -46,9 +46,10 @@ async def test_no_byte_is_read_after_the_end() -> None:
         region=none,
         replicator=none,
         produced=none,
+        arrivals=none,
         threads=none,
         clock=clock,
     )
     call: Any = type("Call", (), {"until_s": clock.monotonic_s()})
     with pytest.raises(DeadlineExceeded, match="permit ended"):
-        await stores._pull(call, none)
+        await stores._pull(call, none, none)

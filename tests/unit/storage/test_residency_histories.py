@@ -9,7 +9,9 @@ import pytest
 
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.departures import Departures
+from quire_storage.core.residency.ledger import Ledger
 from quire_storage.core.residency.writes import Writes
+from tests.unit.storage.residency_answers import Answers
 from tests.unit.storage.residency_histories import History
 
 
@@ -55,5 +57,14 @@ def test_long_histories_find_a_drop_that_is_not_answered(monkeypatch: pytest.Mon
     """The copy had left before its write was begun: no header was to be taken off a drive, and none was waited for."""
     monkeypatch.setattr(Departures, "off_drive", lambda departures, entry, error=None: None)
     with pytest.raises(AssertionError, match="what is asked is answered"):
+        for seed in range(200):
+            History(seed).run()
+
+
+def test_long_histories_find_a_slot_that_is_freed_under_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the invariant that says so: a later store writes there, and the follower reads its bytes."""
+    monkeypatch.setattr(Ledger, "follow", lambda ledger, offsets, holder: None)
+    monkeypatch.setattr(Answers, "_check", lambda answers, asked, value: None)
+    with pytest.raises(AssertionError, match="a follower reads the bytes of its store"):
         for seed in range(200):
             History(seed).run()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.client.blocking.loop import SyncLoop
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, Prompt, SlicePlaces
 from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder
@@ -90,6 +91,8 @@ class SyncCalls(SyncLoop):
         order: DeliveryOrder = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
         unchained: bool = False,
+        follow_s: float = 0.0,
+        begun: Callable[[Delivery], None] | None = None,
     ) -> SyncRetrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
@@ -97,7 +100,10 @@ class SyncCalls(SyncLoop):
         of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
         chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
-        of them.
+        of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
+        it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
+        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `begun`:
+        called with the delivery before the answer is waited for, so that another task can give it up.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
         if the answer was lost, nodes may be writing.
@@ -116,6 +122,8 @@ class SyncCalls(SyncLoop):
                     order=order,
                     urgency=urgency,
                     unchained=unchained,
+                    follow_s=follow_s,
+                    begun=begun,
                 )
             ),
         )

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DeliverRequest(_message.Message):
-    __slots__ = ("lease", "delivery_id", "descriptor", "ranges", "node_index", "compute_window_us", "layers_in_stream", "permit", "tenant_weight", "tenant_cap_bytes_per_s", "unchained", "namespace", "first_layer_us", "priority")
+    __slots__ = ("lease", "delivery_id", "descriptor", "ranges", "node_index", "compute_window_us", "layers_in_stream", "permit", "tenant_weight", "tenant_cap_bytes_per_s", "unchained", "namespace", "first_layer_us", "priority", "arriving", "follow_ms")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class DeliverRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_US_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_MS_FIELD_NUMBER: _ClassVar[int]
     lease: bytes
     delivery_id: bytes
     descriptor: _common_pb2.Descriptor
@@ -39,7 +41,9 @@ class DeliverRequest(_message.Message):
     namespace: bytes
     first_layer_us: int
     priority: int
-    def __init__(self, lease: _Optional[bytes] = ..., delivery_id: _Optional[bytes] = ..., descriptor: _Optional[_Union[_common_pb2.Descriptor, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., node_index: _Optional[int] = ..., compute_window_us: _Optional[int] = ..., layers_in_stream: _Optional[bool] = ..., permit: _Optional[bytes] = ..., tenant_weight: _Optional[float] = ..., tenant_cap_bytes_per_s: _Optional[int] = ..., unchained: _Optional[bool] = ..., namespace: _Optional[bytes] = ..., first_layer_us: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    arriving: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]
+    follow_ms: int
+    def __init__(self, lease: _Optional[bytes] = ..., delivery_id: _Optional[bytes] = ..., descriptor: _Optional[_Union[_common_pb2.Descriptor, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., node_index: _Optional[int] = ..., compute_window_us: _Optional[int] = ..., layers_in_stream: _Optional[bool] = ..., permit: _Optional[bytes] = ..., tenant_weight: _Optional[float] = ..., tenant_cap_bytes_per_s: _Optional[int] = ..., unchained: _Optional[bool] = ..., namespace: _Optional[bytes] = ..., first_layer_us: _Optional[int] = ..., priority: _Optional[int] = ..., arriving: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., follow_ms: _Optional[int] = ...) -> None: ...
 
 class DeliverResponse(_message.Message):
     __slots__ = ("layer", "outcome")

@@ -56,6 +56,11 @@ def bucket_keys(bucket: bytes) -> list[bytes]:
     return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), *shared]
 
 
+def stores_key(bucket: bytes) -> bytes:
+    """Return the key of a bucket's chunks whose store is running."""
+    return tagged(b"s", tag_of(bucket)) + bucket
+
+
 def links_key(bucket: bytes) -> bytes:
     """Return the key of a bucket's links to children in other buckets."""
     return tagged(b"c", tag_of(bucket)) + bucket

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
 from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
+from quire.model.ranges import ChunkRange
 from quire.wire import convert, convert_images
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
@@ -32,6 +33,7 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.reads import ImageReads, ImageServed
 from quire_gateway.images.service import ImageService
+from quire_gateway.kv.following import Followed, Following
 from quire_gateway.kv.retention import Retention
 from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall, StorePlacement
 from quire_gateway.ports import LayerArrived
@@ -58,6 +60,7 @@ class GatewayServicer(GatewayServiceServicer):
         own: ImageService,
         admission: Admission,
         lookups: Lookups,
+        following: Following,
         orchestrator: OrchestratorServiceStub,
         retention: Retention,
         derivation: KeyDerivation,
@@ -71,6 +74,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._own = own
         self._admission = admission
         self._lookups = lookups
+        self._following = following
         self._orchestrator = orchestrator
         self._retention = retention
         self._derivation = derivation
@@ -259,14 +263,14 @@ class GatewayServicer(GatewayServiceServicer):
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
         payload, salt = requested.payload_bytes, request.lookup.namespace.tenant_salt
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
-            match = await self._lookups.lookup(question)
-            take = match.advice.chunks if match.advice is not None else match.matched_chunks
-            yield pb.RetrieveResponse(found=_found(match, question))
+            began_s, follow_s = self._clock.monotonic_s(), request.follow_ms / 1000
+            followed = await self._match(question, follow_s)
+            match = followed.found
+            take = match.advice.chunks if match.advice is not None else followed.chunks
+            yield pb.RetrieveResponse(found=_found(match, question, followed.arriving))
             if take <= requested.first_chunk:
                 return
-            descriptor = (
-                requested.pick(match.there) if question.unchained else requested.among(match.matched_chunks, take)
-            )
+            descriptor = requested.pick(match.there) if question.unchained else requested.among(followed.chunks, take)
             advised_us = _window_us(match.advice) if match.advice is not None else 0
             fetch = FetchCall(
                 found=match,
@@ -276,12 +280,19 @@ class GatewayServicer(GatewayServiceServicer):
                 urgency=urgency if urgency.is_known else replace(urgency, compute_window_us=advised_us),
                 layers_in_stream=request.layers_in_stream,
                 unchained=question.unchained,
-                transfer_ms=request.transfer_ms,
+                transfer_ms=_remaining_ms(request.transfer_ms, self._clock.monotonic_s() - began_s),
                 namespace=question.scope,
+                arriving=followed.arriving,
+                follow_s=max(0.0, follow_s - (self._clock.monotonic_s() - began_s)),
             )
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield pb.RetrieveResponse(delivery=_fetched(event))
+
+    async def _match(self, question: Question, follow_s: float) -> Followed:
+        if follow_s:
+            return await self._following.lookup(question, follow_s)
+        return Followed(await self._lookups.lookup(question), ())
 
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
         principal = await self._admission.caller(context)
@@ -337,14 +348,21 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
     return message
 
 
-def _found(match: LookupAnswer, question: Question) -> pb.LookupResponse:
+def _remaining_ms(transfer_ms: int, waited_s: float) -> int:
+    """Return what is left of the time for which a client lends its memory; 0 for as long as this gateway permits."""
+    return max(1, transfer_ms - round(waited_s * 1000)) if transfer_ms else 0
+
+
+def _found(match: LookupAnswer, question: Question, arriving: Sequence[ChunkRange] = ()) -> pb.LookupResponse:
     present = set(match.there)
+    arriving_chunks = sum(run.count for run in arriving)
     return pb.LookupResponse(
         found=bytes(at in present for at in range(len(question.keys))) if question.unchained else b"",
-        matched_chunks=match.matched_chunks,
+        matched_chunks=match.matched_chunks + arriving_chunks,
+        arriving_chunks=arriving_chunks,
         lease=match.token,
         lease_expires_ms=match.lease.expires_ms if match.lease is not None else 0,
-        ranges=convert.ranges_to(match.ranges),
+        ranges=convert.ranges_to([*match.ranges, *arriving]),
         nodes=convert.addresses_to(match.nodes, grpc=False),
         index_us=match.index_us,
         advice=_advice(match.advice) if match.advice is not None else None,

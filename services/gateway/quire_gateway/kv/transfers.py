@@ -30,6 +30,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.kv.contacted_nodes import contacted, finished, is_touching
+from quire_gateway.kv.following import Announcements
 from quire_gateway.ports import Allocator, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
@@ -60,7 +61,8 @@ class FetchCall:
 
     `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
     memory; 0 for as long as this gateway permits transfers. `namespace`: tag of the namespace that the keys were
-    derived under; empty if they were not.
+    derived under; empty if they were not. `arriving`: those of the chunks whose store is running; a node waits for them
+    for `follow_s` at most.
     """
 
     found: Readable
@@ -72,6 +74,8 @@ class FetchCall:
     unchained: bool = False
     transfer_ms: int = 0
     namespace: bytes = b""
+    arriving: Sequence[ChunkRange] = ()
+    follow_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +108,15 @@ class StorePlacement:
 
 
 class KvTransfers:
-    """Stateless but for the bound on transfers."""
+    """Stateless but for the bound on transfers, and the announcements of running stores."""
 
-    def __init__(self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes) -> None:
+    def __init__(
+        self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes, announcements: Announcements
+    ) -> None:
         self._config = config
         self._allocator = allocator
         self._nodes = nodes
+        self._announcements = announcements
         self._transfers = 0
 
     @property
@@ -121,7 +128,8 @@ class KvTransfers:
         descriptor, readable = fetch.descriptor, fetch.found
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            parts = shares(clip(readable.ranges, descriptor.first_chunk, descriptor.stop_chunk), readable.addresses)
+            ranges = [*readable.ranges, *fetch.arriving]
+            parts = shares(clip(ranges, descriptor.first_chunk, descriptor.stop_chunk), readable.addresses)
             async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
                 async for event in events:
                     if isinstance(event, NodeOutcome):
@@ -170,10 +178,11 @@ class KvTransfers:
             yield StorePlacement(placed.ranges, placed.nodes, placed.known_chunks)
             addresses = {node.node_id: node.grpc_address for node in placed.nodes}
             parts = shares(placed.ranges, addresses)
-            async with _gathered([self._ingest(store, share) for share in parts]) as events:
-                async for outcome in events:
-                    outcomes.append(outcome)
-                    yield outcome
+            with self._announced(store, placed.ranges):
+                async with _gathered([self._ingest(store, share) for share in parts]) as events:
+                    async for outcome in events:
+                        outcomes.append(outcome)
+                        yield outcome
         stored = sum(sum(outcome.delivered) for outcome in outcomes)
         yield StoreSummary(stored, placed.known_chunks, sum(outcome.bytes_moved for outcome in outcomes))
 
@@ -184,6 +193,11 @@ class KvTransfers:
     async def store_whole(self, store: StoreCall) -> StoreSummary:
         """A store to its end. Raises the first node's failure; see `NodeOutcome.check`."""
         return await _to_the_end(self.store(store), StoreSummary)
+
+    def _announced(self, store: StoreCall, ranges: Sequence[ChunkRange]) -> contextlib.AbstractContextManager[None]:
+        if store.unchained or not ranges:
+            return contextlib.nullcontext()
+        return self._announcements.announced(store.keys, ranges, store.store_id, store.transfer_ms)
 
     @contextlib.contextmanager
     def _transfer(self) -> Iterator[None]:
@@ -196,17 +210,21 @@ class KvTransfers:
             self._transfers -= 1
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        descriptor = fetch.descriptor
+        arriving = frozenset(clip(fetch.arriving, descriptor.first_chunk, descriptor.stop_chunk))
         order = DeliverOrder(
             lease=fetch.lease,
             tenant=fetch.found.tenant,
             delivery_id=fetch.delivery_id,
-            descriptor=fetch.descriptor,
+            descriptor=descriptor,
             ranges=share.ranges,
             node_index=share.index,
             urgency=fetch.urgency,
             layers_in_stream=fetch.layers_in_stream,
             unchained=fetch.unchained,
             namespace=fetch.namespace or NO_NAMESPACE,
+            arriving=tuple(run for run in share.ranges if run in arriving),
+            follow_s=fetch.follow_s,
         )
         contacted(share.node_id)
         try:

@@ -26,7 +26,8 @@ from quire_storage.core.pool.slots import Shape
 from quire_storage.core.pool.striped import Striped
 from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoad, joined
 from quire_storage.delivery.promotions import Promotion, Promotions
-from quire_storage.delivery.reading import Reading, checksums_of
+from quire_storage.delivery.reading import Reading, Source, checksums_of
+from quire_storage.ingest.arrivals import Arrival, ArrivingChunk
 
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
@@ -37,7 +38,8 @@ _AHEAD_OF_WIRE, _AHEAD_BYTES = 6, 8 << 20
 class Batch:
     """Consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged.
 
-    `load`: which brings them from the object tier, and the position of the first of them there.
+    `load`: which brings them from the object tier, and the position of the first of them there. `arrival`: of the store
+    that is running.
     """
 
     plan: BatchPlan
@@ -46,6 +48,7 @@ class Batch:
     staged: Striped | None = None
     promotion: Promotion | None = None
     load: tuple[ObjectLoad, int] | None = None
+    arrival: Arrival | None = None
 
     @property
     def is_staged(self) -> bool:
@@ -54,11 +57,13 @@ class Batch:
 
     @property
     def is_verified(self) -> bool:
-        """Whether a promotion or a load verifies its layers."""
-        return self.promotion is not None or self.load is not None
+        """Whether a promotion, a load or a store verifies its layers."""
+        return self.promotion is not None or self.load is not None or self.arrival is not None
 
     def failed(self) -> dict[int, QuireError]:
-        """Return the chunks that the object tier did not deliver, by position in the batch."""
+        """Return the chunks that the object tier, or a failed store, did not deliver, by position in the batch."""
+        if self.arrival is not None and self.arrival.failed is not None:
+            return dict.fromkeys(range(len(self.plan.bases)), self.arrival.failed)
         if self.load is None:
             return {}
         load, first = self.load
@@ -102,7 +107,7 @@ class Verifying:
 class ReadyBatch:
     """A layer of a batch, at `shift` of its bases, verified, or being `verified`.
 
-    `block` is given back when it has left.
+    `block` is given back when it has left. `is_void`: its store has failed, and nothing is to be sent.
     """
 
     batch: Batch
@@ -110,6 +115,7 @@ class ReadyBatch:
     shift: int
     block: int | None
     verified: Verifying | None = None
+    is_void: bool = False
 
     async def until(self, chunks: int) -> None:
         """Wait until its first `chunks` may be sent. Raises `CorruptData`."""
@@ -118,7 +124,7 @@ class ReadyBatch:
 
 
 class Batches:
-    """The batches of one delivery of held chunks, and of chunks of the object tier.
+    """The batches of one delivery of held chunks, of chunks of the object tier, and of chunks whose store is running.
 
     `close` when nothing reads the arena for it. `needed_s`: seconds from now until a layer is needed.
 
@@ -131,7 +137,7 @@ class Batches:
         promotions: Promotions,
         descriptor: Descriptor,
         ranges: Sequence[ChunkRange],
-        chunks: Sequence[Copy | ObjectChunk],
+        chunks: Sequence[Source],
         *,
         copied: bool = False,
         tenant: str = "",
@@ -149,6 +155,7 @@ class Batches:
         self._verifying: list[asyncio.Task[None]] = []
         self._joined: list[tuple[int, Promotion]] = []
         self._loads: list[ObjectLoad] = []
+        self._may_fail = not all(isinstance(chunk, Copy) for chunk in chunks)
         copies = [chunk for chunk in chunks if isinstance(chunk, Copy)]
         are_here = len(copies) == len(chunks)
         plan = reading.prepared.find(copies, self._targets, descriptor.stride) if are_here else None
@@ -167,7 +174,7 @@ class Batches:
         if all(copy.memory is not None for copy in copies) and are_here:
             reading.prepared.keep(copies, self._targets, descriptor.stride, self.batches[0].plan)
 
-    def _make(self, chunks: Sequence[Copy | ObjectChunk], needed_s: Callable[[int], float] | None) -> None:
+    def _make(self, chunks: Sequence[Source], needed_s: Callable[[int], float] | None) -> None:
         """Join loads and promotions, and cut the chunks into batches."""
         loads = self._join_loads([chunk for chunk in chunks if isinstance(chunk, ObjectChunk)], needed_s)
         self.batches = [
@@ -180,9 +187,9 @@ class Batches:
         return any(batch.is_staged for batch in self.batches)
 
     def failed(self) -> dict[int, QuireError]:
-        """Return the chunks that the object tier did not deliver, by position in the delivery."""
+        """Return the chunks that the object tier or a store did not deliver, by position in the delivery."""
         failed, start = dict[int, QuireError](), 0
-        if not self._loads:
+        if not self._may_fail:
             return failed
         for batch in self.batches:
             failed |= {start + at: error for at, error in batch.failed().items()}
@@ -225,6 +232,8 @@ class Batches:
             return ReadyBatch(batch, layer, shift, None)
         if batch.load is not None:
             return await self._prepare_load(batch, batch.load, layer, shift)
+        if batch.arrival is not None:
+            return await self._prepare_arrival(batch, batch.arrival, layer, shift)
         block = None
         if batch.staged is not None:
             shift = block = await self._arena.take_block(self._client)
@@ -252,6 +261,14 @@ class Batches:
         count = len(batch.plan.bases)
         await load.take(layer, first, count, block, Shape(1, batch.plan.slice_bytes).slice_room)
         return ReadyBatch(batch, layer, block, block)
+
+    async def _prepare_arrival(self, batch: Batch, arrival: Arrival, layer: int, shift: int) -> ReadyBatch:
+        """Wait for the layer of a running store. One that fails costs only its own chunks."""
+        try:
+            await arrival.layer(layer)
+        except QuireError:
+            return ReadyBatch(batch, layer, shift, None, is_void=True)
+        return ReadyBatch(batch, layer, shift, None)
 
     async def _verify(self, batch: Batch, layer: int, shift: int, sound: Callable[[int], None]) -> None:
         verify = partial(batch.plan.corrupt, self._arena.view, layer, shift, sound)
@@ -288,7 +305,7 @@ class Batches:
 
     # ----
 
-    def _cuts(self, chunks: Sequence[Copy | ObjectChunk]) -> list[tuple[int, int]]:
+    def _cuts(self, chunks: Sequence[Source]) -> list[tuple[int, int]]:
         """[start, stop) of runs of chunks of one tier; those on drives fit a block."""
         limit = max(1, self._arena.block_bytes // Shape(1, self._descriptor.slice_bytes).slice_room)
         tiers = [_tier(chunk) for chunk in chunks]
@@ -313,7 +330,7 @@ class Batches:
 
     def _batch(
         self,
-        chunks: Sequence[Copy | ObjectChunk],
+        chunks: Sequence[Source],
         start: int,
         stop: int,
         loads: Mapping[bytes, tuple[ObjectLoad, int]],
@@ -321,6 +338,8 @@ class Batches:
         if isinstance(chunks[start], ObjectChunk):
             keys = [chunk.key for chunk in chunks[start:stop] if isinstance(chunk, ObjectChunk)]
             return self._loaded(start, [loads[key] for key in keys])
+        if isinstance(chunks[start], ArrivingChunk):
+            return self._arriving(start, [chunk for chunk in chunks[start:stop] if isinstance(chunk, ArrivingChunk)])
         return self._here([chunk for chunk in chunks[start:stop] if isinstance(chunk, Copy)], start)
 
     def _loaded(self, start: int, places: Sequence[tuple[ObjectLoad, int]]) -> list[Batch]:
@@ -339,6 +358,19 @@ class Batches:
                 bases, stride = np.arange(at - first, dtype=np.int64) * room, 0
             plan = self._plan(start + first, start + at, bases)
             batches.append(Batch(plan, (), stride, load=(load, position)))
+            first = at
+        return batches
+
+    def _arriving(self, start: int, chunks: Sequence[ArrivingChunk]) -> list[Batch]:
+        """Batches of chunks whose store is running: those of one arrival make up a batch."""
+        batches, first = [], 0
+        for at in range(1, len(chunks) + 1):
+            arrival = chunks[first].arrival
+            if at < len(chunks) and chunks[at].arrival is arrival:
+                continue
+            bases = arrival.slots.offsets[[chunk.at for chunk in chunks[first:at]]]
+            plan = self._plan(start + first, start + at, bases)
+            batches.append(Batch(plan, (), arrival.slots.layer_stride, arrival=arrival))
             first = at
         return batches
 
@@ -400,7 +432,9 @@ def _grouped(parts: Sequence[Carried], bytes_max: int) -> Iterator[Sequence[Carr
     yield parts[start:]
 
 
-def _tier(chunk: Copy | ObjectChunk) -> str:
+def _tier(chunk: Source) -> str:
     if isinstance(chunk, ObjectChunk):
         return "objects"
+    if isinstance(chunk, ArrivingChunk):
+        return "a store"
     return "memory" if chunk.memory is not None else "drives"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 
 from quire.model.errors import (
     ChunkMissing,
@@ -29,7 +29,9 @@ from quire_storage.config import StorageConfig
 from quire_storage.core.pool.slots import Shape
 from quire_storage.delivery.delivery import DeliveryParts, NodeDelivery, delivery_name
 from quire_storage.delivery.object_loads import ObjectChunk
+from quire_storage.delivery.reading import Source
 from quire_storage.delivery.transfers import RETRY_S, Transfers
+from quire_storage.ingest.arrivals import Arrivals, ArrivingChunk, never
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.tiers.object_tier import ChunkObjects
 from quire_storage.tiers.tiers import PinnedCopies, Tiers
@@ -50,6 +52,7 @@ class Deliveries:
         config: StorageConfig,
         parts: DeliveryParts,
         tiers: Tiers,
+        arrivals: Arrivals,
         registry: Registry,
         index: ClusterIndex,
         spawn: Spawn,
@@ -60,6 +63,7 @@ class Deliveries:
         self._config = config
         self._parts = parts
         self._tiers = tiers
+        self._arrivals = arrivals
         self._registry = registry
         self._index = index
         self._spawn = spawn
@@ -108,7 +112,7 @@ class Deliveries:
         Raises `DescriptorInvalid` if they are not its own, or not of the request.
         """
         descriptor = call.descriptor
-        for run in call.ranges:
+        for run in (*call.ranges, *call.arriving):
             inside = descriptor.first_chunk <= run.first < run.stop <= descriptor.stop_chunk
             if run.node_id != self._config.node_id or not inside:
                 raise DescriptorInvalid(f"{run} is not this node's to deliver", field="ranges")
@@ -120,6 +124,8 @@ class Deliveries:
         """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
         task, delivery, pinned = None, None, None
         try:
+            if call.arriving:
+                await self._until_they_arrive(call)
             pinned, elsewhere = await self._pin(call, keys)
             if lacking := [key for key in pinned.missing if key not in elsewhere]:
                 call = replace(call, ranges=_without(call, frozenset(lacking)))
@@ -141,15 +147,39 @@ class Deliveries:
             if not task.done():
                 delivery.cancel()
 
-    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> tuple[PinnedCopies, dict[bytes, ObjectChunk]]:
+    async def _until_they_arrive(self, call: DeliverOrder) -> None:
+        """Wait until the chunks whose store was running can be read or arrive, for as long as the order says.
+
+        Raises `PeerLost` if the delivery is stopped.
+        """
+        clock, keys, shape = self._parts.clock, _arriving_keys(call), _shape_of(call)
+        end_s = min(clock.monotonic_s() + call.follow_s, call.until_s)
+        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def stop() -> None:
+            stopped.cancel()
+
+        self._transfers.stop_by((call.delivery_id, call.node_index), stop)
+        while not stopped.done() and (left_s := end_s - clock.monotonic_s()) > 0:
+            absent = [key for key in keys if self._tiers.find(key) is None]
+            if len(self._arrivals.find(absent, shape)) == len(absent):
+                return
+            await asyncio.wait([self._arrivals.change(), stopped], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done():
+            raise PeerLost("the delivery was stopped before it began")
+
+    async def _pin(self, call: DeliverOrder, keys: ChunkKeys) -> tuple[PinnedCopies, dict[bytes, Source]]:
         """Pin all chunks of a prefix, or none; of unchained chunks those that are here, one at least.
 
-        Returns the chunks that the object tier has, too, by key.
+        Returns by key the chunks, too, that the object tier has, and those that arrive or, of an order that follows
+        stores, are nowhere.
         """
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
             pinned = self._tiers.pin(list(keys))
             try:
-                elsewhere = await self._in_object_tier(call, pinned.missing)
+                elsewhere: dict[bytes, Source] = dict(self._arriving(call, pinned))
+                absent = [key for key in pinned.missing if key not in elsewhere]
+                elsewhere |= await self._in_object_tier(call, absent)
             except BaseException:
                 self._tiers.unpin(pinned)
                 raise
@@ -163,13 +193,26 @@ class Deliveries:
         index = list(keys).index(lacking[0])
         raise ChunkMissing(f"chunk {index} of those asked for, key {lacking[0].hex()}", field="chunk_keys")
 
+    def _arriving(self, call: DeliverOrder, pinned: PinnedCopies) -> dict[bytes, ArrivingChunk]:
+        """Follow the stores of chunks that cannot be read yet. One whose store is over fails alone."""
+        wanted, shape = frozenset(_arriving_keys(call)), _shape_of(call)
+        missing = [key for key in pinned.missing if key in wanted]
+        following: dict[bytes, ArrivingChunk] = {}
+        for arrival, group in groupby(self._arrivals.find(missing, shape), key=lambda chunk: chunk.arrival):
+            chunks = list(group)
+            keys, positions = [chunk.key for chunk in chunks], [chunk.at for chunk in chunks]
+            joined = self._tiers.follow(pinned, arrival.slots, keys, positions)
+            following |= {keys[at]: chunks[at] for at in joined}
+        over = [key for key in missing if key not in following]
+        error = ChunkMissing("its store has failed, or has not begun in time", field="chunk_keys")
+        return following | {chunk.key: chunk for chunk in never(over, shape, error)}
+
     async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
         """Return the chunks that the object tier has, as far as is known."""
-        loads, descriptor, absent = self._parts.reading.loads, call.descriptor, frozenset(keys)
+        loads, absent = self._parts.reading.loads, frozenset(keys)
         if loads is None or not absent:
             return {}
-        shape = Shape(descriptor.num_layers, descriptor.slice_bytes)
-        return await loads.find([record for record in _records_of(call) if record.key in absent], shape)
+        return await loads.find([record for record in _records_of(call) if record.key in absent], _shape_of(call))
 
     def _deny(self, call: DeliverOrder) -> None:
         """Tell the index which chunks of a delivery are not here."""
@@ -238,6 +281,15 @@ class Deliveries:
             await self._index.release(lease)
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
+
+
+def _shape_of(call: DeliverOrder) -> Shape:
+    return Shape(call.descriptor.num_layers, call.descriptor.slice_bytes)
+
+
+def _arriving_keys(call: DeliverOrder) -> list[bytes]:
+    """Return the keys whose store was running when the gateway looked."""
+    return [key for run in call.arriving for key in call.descriptor.keys.run(run.first, run.count)]
 
 
 def _records_of(call: DeliverOrder) -> list[ChunkRecord]:

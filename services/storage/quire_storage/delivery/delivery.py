@@ -37,7 +37,8 @@ from quire_storage.delivery.layer_trace import LayerTrace
 from quire_storage.delivery.object_loads import ObjectChunk
 from quire_storage.delivery.promotions import Promotions
 from quire_storage.delivery.rates import Allowance, Rates
-from quire_storage.delivery.reading import Reading
+from quire_storage.delivery.reading import Reading, Source
+from quire_storage.ingest.arrivals import ArrivingChunk
 from quire_storage.ports import AdmissionRequest, Clock
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
@@ -76,7 +77,7 @@ class NodeDelivery:
         self,
         parts: DeliveryParts,
         call: DeliverOrder,
-        chunks: Sequence[Copy | ObjectChunk],
+        chunks: Sequence[Source],
     ) -> None:
         self._parts = parts
         self._call = call
@@ -91,6 +92,8 @@ class NodeDelivery:
         theta, is_cold = parts.theta(), any(isinstance(chunk, ObjectChunk) for chunk in chunks)
         theta_bytes = theta.object_bytes if is_cold else theta.held_bytes
         self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, theta_bytes)
+        if any(isinstance(chunk, ArrivingChunk) for chunk in chunks):  # one that waits keeps no turn of others
+            self._order = DeliveryOrder.LAYERWISE
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self.cancelled = False
@@ -284,7 +287,8 @@ class NodeDelivery:
                 trace.passed("ready")
                 prepared.popleft()
                 look_ahead()
-                await send(ready, trace)
+                if not ready.is_void:
+                    await send(ready, trace)
                 if ready.block is not None:
                     stream.announce(b"", partial(batches.release, ready))
                 if batch is batches.batches[-1]:

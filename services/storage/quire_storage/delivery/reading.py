@@ -14,10 +14,13 @@ from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy
 from quire_storage.core.prepared import PreparedRuns
 from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoads
+from quire_storage.ingest.arrivals import ArrivingChunk
 from quire_storage.tiers.ring import Ring
 from quire_storage.tiers.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
+Source = Copy | ObjectChunk | ArrivingChunk
+"""What a delivery reads a chunk from: a copy that is here, the object tier, or a store that is running."""
 Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 
@@ -51,8 +54,8 @@ class Reading:
             raise CorruptData(f"{unsound} chunks have no sound bytes in layer {layer}, here or elsewhere")
 
 
-def checksums_of(chunks: Sequence[Copy | ObjectChunk], layers: int) -> Checksums:
-    """(layers, chunks); zeros for chunks of the object tier, whose loads verify them."""
+def checksums_of(chunks: Sequence[Source], layers: int) -> Checksums:
+    """(layers, chunks); zeros for chunks that loads or stores verify."""
     unknown = np.zeros(layers, dtype=np.uint32)
     sums = [chunk.chunk.checksums if isinstance(chunk, Copy) else unknown for chunk in chunks]
     return np.stack(sums, axis=1)

@@ -25,6 +25,7 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool.extents import Extent, extents
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.arrivals import Arrival
 from quire_storage.tiers.tiers import Slots
 
 _READ_BYTES_MAX = 4 << 20
@@ -42,15 +43,19 @@ async def pull(
     transport: Transport,
     produced: AnnouncedLayers,
     threads: FairThreads,
+    arrival: Arrival,
     timeout_s: float,
     now_ms: int,
 ) -> list[Chunk]:
-    """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
+    """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable.
+
+    `arrival` is told of each layer whose bytes are in the slots and whose checksums are taken.
+    """
     peer = transport.connect(call.source.worker_address)
     remote = await peer.remote(call.source)
     unwatch = peer.on_failure(lambda error: produced.fail(call.store_id, error))
     source = _Source(peer, remote, peer.memory(remote), timeout_s)
-    pulling = _Pulling(call, slots, arena, region, source, threads)
+    pulling = _Pulling(call, slots, arena, region, source, threads, arrival)
     layers = call.layout.num_layers
     at_once = pulling.layers_at_once if call.source_complete else 1
     try:
@@ -85,8 +90,16 @@ class _Pulling:
     """Layers into slots; their checksums are taken in a thread, while the next ones are read."""
 
     def __init__(
-        self, call: IngestOrder, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: FairThreads
+        self,
+        call: IngestOrder,
+        slots: Slots,
+        arena: Bytes,
+        region: Region,
+        source: _Source,
+        threads: FairThreads,
+        arrival: Arrival,
     ) -> None:
+        self._arrival = arrival
         self._call = call
         self._slots = slots
         self._arena = arena
@@ -115,7 +128,9 @@ class _Pulling:
         else:
             await self._read(first, stop)
             work = partial(self._sum, first, stop)
-        self._working.append(asyncio.wrap_future(self._threads.submit(self._call.tenant, work)))
+        working = asyncio.wrap_future(self._threads.submit(self._call.tenant, work))
+        working.add_done_callback(partial(self._summed, range(first, stop)))
+        self._working.append(working)
         if len(self._working) > 1:
             await self._take()
 
@@ -127,6 +142,10 @@ class _Pulling:
     async def settle(self) -> None:
         """However it ended: a slot must not be given back under a thread."""
         await _ended(self._working)
+
+    def _summed(self, layers: range, work: asyncio.Future[None]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self._arrival.reached(layers)
 
     async def _take(self) -> None:
         await asyncio.shield(self._working[0])

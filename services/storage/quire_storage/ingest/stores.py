@@ -22,6 +22,7 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest.announced_layers import AnnouncedLayers
+from quire_storage.ingest.arrivals import Arrival, Arrivals
 from quire_storage.ingest.ingest import pull
 from quire_storage.ports import Clock
 from quire_storage.tiers.tiers import Slots, Tiers
@@ -41,6 +42,7 @@ class Stores:
         region: Region,
         replicator: Replicator,
         produced: AnnouncedLayers,
+        arrivals: Arrivals,
         threads: FairThreads,
         clock: Clock,
         is_quarantined: Callable[[bytes], bool] = lambda key: False,
@@ -52,6 +54,7 @@ class Stores:
         self._region = region
         self._replicator = replicator
         self._produced = produced
+        self._arrivals = arrivals
         self._threads = threads
         self._clock = clock
         self._abandoned: set[bytes] = set()
@@ -67,8 +70,10 @@ class Stores:
 
     def abandon(self, store_id: bytes) -> None:
         """End the store of a client that disconnected: its buffer may hold something else by now."""
+        error = PeerLost("the store was abandoned")
         self._abandoned.add(store_id)
-        self._produced.fail(store_id, PeerLost("the store was abandoned"))
+        self._arrivals.fail(store_id, error)
+        self._produced.fail(store_id, error)
 
     async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Read chunks out of the client's memory and keep them; however it ends, the client receives `Quiesced`."""
@@ -135,22 +140,23 @@ class Stores:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
-            try:
-                async with reading:
-                    chunks = await self._pull(call, slots)
-            except SlotsUnsettled as error:
-                slots.unsettled = True
-                logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
-                raise
-            if call.store_id in self._abandoned:
-                raise PeerLost("the store was abandoned: its buffer may hold something else by now")
-            with tracer().start_as_current_span(names.STORAGE_COMMIT):
-                storing = self._tiers.storing(slots, chunks, call.durability, call.on_existing, elsewhere)
-                async with storing as stored:
-                    safe = await self._secure(stored.indexed, call.durability)
-                    return {key for key in stored.now() & safe if not self._is_quarantined(key)}
+            with self._arrivals.arriving(call, slots) as arrival:
+                try:
+                    async with reading:
+                        chunks = await self._pull(call, slots, arrival)
+                except SlotsUnsettled as error:
+                    slots.unsettled = True
+                    logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
+                    raise
+                if call.store_id in self._abandoned:
+                    raise PeerLost("the store was abandoned: its buffer may hold something else by now")
+                with tracer().start_as_current_span(names.STORAGE_COMMIT):
+                    storing = self._tiers.storing(slots, chunks, call.durability, call.on_existing, elsewhere)
+                    async with storing as stored:
+                        safe = await self._secure(stored.indexed, call.durability)
+                        return {key for key in stored.now() & safe if not self._is_quarantined(key)}
 
-    async def _pull(self, call: IngestOrder, slots: Slots) -> list[Chunk]:
+    async def _pull(self, call: IngestOrder, slots: Slots, arrival: Arrival) -> list[Chunk]:
         """Read the client's memory, until the permit's end. Space may have been waited for since it was permitted."""
         left_s = call.until_s - self._clock.monotonic_s()
         if left_s <= 0:
@@ -166,6 +172,7 @@ class Stores:
                     transport=self._transport,
                     produced=self._produced,
                     threads=self._threads,
+                    arrival=arrival,
                     timeout_s=timeout_s,
                     now_ms=self._clock.now_ms(),
                 )

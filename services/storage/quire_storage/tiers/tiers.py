@@ -131,6 +131,16 @@ class Tiers:
         self._executor.post(ev.PinnedAlso(ticket, copy.number))
         return PinnedCopies(ticket, [copy], [])
 
+    def follow(self, pinned: PinnedCopies, slots: Slots, keys: Sequence[bytes], positions: Sequence[int]) -> list[int]:
+        """Keep slots of a running store as they are until `unpin`, too: those of `keys`, at `positions` among them.
+
+        Returns which of the keys still lie there, by their places in `keys`.
+        """
+        ticket = self._executor.ticket()
+        offsets = slots.offsets[list(positions)].tolist()
+        event = ev.Followed(ticket, pinned.ticket, slots.ticket, list(keys), offsets)
+        return cast(list[int], self._executor.answered_at_once(ticket, event))
+
     def unpin(self, pinned: PinnedCopies) -> None:
         """Let go."""
         self._executor.post(ev.Unpinned(pinned.ticket))

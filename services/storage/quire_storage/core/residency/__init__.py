@@ -23,6 +23,10 @@ wakes up as a RESIDENT one when an event names it.
 6. `IndexingEnded`: the store completes with the keys that are listed. The caller looks once more whether they can be
    read, because a drive may have failed since.
 
+Deliveries may follow a store from `Reserved` on (`Followed`): they read the layers whose checksums are taken. The slots
+stay as they are until the last follower has ended, whoever gives them up: a copy that is evicted from memory, a store
+that fails, or one whose chunk was stored meanwhile.
+
 **An eviction.**
 
 1. The drives are above their high watermark, or a write finds no place. The oldest leaves of the prefix trees are

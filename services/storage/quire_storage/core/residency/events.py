@@ -47,6 +47,21 @@ class TransferUnsettled:
     ticket: int
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A holder of pins wants chunks whose store is running, too: `keys`, at `offsets` of the slots of `transfer`.
+
+    Completes with the positions of those that still lie there. These slots stay as they are, whatever becomes of the
+    store, until `Unpinned` names the holder. What has become of the others `Pinned` tells.
+    """
+
+    ticket: int
+    holder: int
+    transfer: int
+    keys: Sequence[bytes]
+    offsets: Sequence[int]
+
+
 # ---- events: storing
 
 
@@ -138,7 +153,7 @@ class PinnedAlso:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """A holder lets go of everything."""
+    """A holder lets go of everything that it has pinned, and follows nothing any more."""
 
     ticket: int
 
@@ -298,10 +313,10 @@ class Stopping:
 
 
 Event = (
-    Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
-    | LevelRaised | Pinned | PinnedAlso | Unpinned | Loaded | PromotionWanted | PromotionEnded | Written
-    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed | Hidden | Lost
-    | EvictionWanted | TimePassed | Stopping
+    Reserved | ReservationEnded | TransferUnsettled | Followed | StoreOffered | Indexed | IndexingEnded
+    | RegistrationWanted | LevelRaised | Pinned | PinnedAlso | Unpinned | Loaded | PromotionWanted | PromotionEnded
+    | Written | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed
+    | Hidden | Lost | EvictionWanted | TimePassed | Stopping
 )  # fmt: skip
 
 # ---- instructions

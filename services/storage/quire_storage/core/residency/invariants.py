@@ -19,6 +19,7 @@ def under_way(machine: Residency) -> list[str]:
         "offers": machine.stores.offers,
         "goals": machine.stores.goals,
         "holders": pins.holders,
+        "followers": machine.ledger.followed,
         "used": pins.used,
         "promotions": machine.promotions.running,
         "writes": writes.running,

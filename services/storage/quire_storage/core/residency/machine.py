@@ -91,6 +91,7 @@ class Residency(Contents):
             case ev.Unpinned():
                 self.stores.offers.pop(event.ticket, None)
                 self.pins.unpin(event.ticket)
+                self.copies.ledger.unfollow(event.ticket)
             case ev.PromotionWanted():
                 self.promotions.wanted(event)
             case ev.PromotionEnded():
@@ -103,6 +104,8 @@ class Residency(Contents):
                 self.memory.ended(event)
             case ev.TransferUnsettled():
                 self.memory.unsettled(event)
+            case ev.Followed():
+                self.memory.followed(event)
             case ev.StoreOffered():
                 self.stores.offered(event)
             case ev.Indexed():
