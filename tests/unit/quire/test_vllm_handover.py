@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from quire.integrations.vllm.groups import Group, Kind
-from quire.integrations.vllm.plan import Unstored
+from quire.integrations.vllm.plan import Settled, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.model.errors import ConfigInvalid, NodeUnavailable
 from quire.model.object_part import ObjectPart, ObjectSpeed
@@ -145,6 +145,56 @@ def _computed(world: World, request: Request) -> dict[str, Any] | None:
     _matched(world, request)
     world.matching.step([("r", 0, request.num_tokens)], lambda _: [[5, 6, 7, 8, 9]])
     return world.matching.finished("r")
+
+
+@pytest.mark.parametrize("readable", [0, 2])
+@pytest.mark.parametrize("tokens", [128, None])
+def test_stores_are_followed_where_no_other_request_waits_for_a_load(readable: int, tokens: int | None) -> None:
+    """The request has its blocks at once, and is looked up no more."""
+    world, request = World(Client(readable), asynchronous=True, settings={"handover_s": 5.0}), _decode(tokens)
+    assert _matched(world, request) == (128, True)
+    world.now_s = 1.0
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
+    assert (load.first, load.blocks) == (0, (5, 6, 7, 8)) and load.follow is not None
+    assert [len(keys) for keys in load.follow.keys] == [4] and load.follow.wait_s == 4.0
+    assert [lookup.lease for lookup in load.found] == ([b"lease1"] if readable else [])
+    assert world.counted["handovers"] == 1 and len(world.client.asked) == 1
+
+
+def test_what_did_not_come_is_computed_once() -> None:
+    """Not waited for again when vLLM has taken the blocks back."""
+    world, request = World(Client(0), asynchronous=True), _decode()
+    assert _matched(world, request) == (128, True)
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    world.matching.step([], lambda _: [[]])
+    for shard in range(2):
+        world.matching.settled([Settled(request_id="r", group=0, arrived=shard > 1)])
+    assert world.counted["short_handovers"] == 1
+    assert world.matching.matched(request, 0) == (0, False)
+
+
+def test_what_vllm_does_not_take_is_not_followed() -> None:
+    world, request = World(Client(2), asynchronous=True), _decode()
+    assert _matched(world, request) == (128, True)
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 0)
+    assert not world.matching.step([], lambda _: [[]]).loads
+    world.client.answer()
+    assert world.client.released == [b"lease1"]
+
+
+def _states() -> World:
+    return World(Client(0), groups=(GROUP, STATES), asynchronous=True)
+
+
+def _little_memory() -> World:
+    return World(Client(0), staged_blocks_max=3, direct=False, asynchronous=True)
+
+
+@pytest.mark.parametrize("world", [_states, _little_memory])
+def test_what_cannot_be_followed_is_waited_for(world: Callable[[], World]) -> None:
+    """States are no prefix, and a load that does not fit staging memory is cut where it is readable."""
+    assert _matched(world(), _decode()) == (None, False)
 
 
 def test_the_prefill_engine_says_what_it_stores() -> None:

@@ -125,6 +125,7 @@ class World:
     groups: Sequence[Group] = (GROUP,)
     stores: bool = True
     loads: bool = True
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         client: Any = self.client
@@ -135,7 +136,7 @@ class World:
             hash_tokens=32,
             stores=self.stores,
             loads=self.loads,
-            asynchronous=False,
+            asynchronous=self.asynchronous,
             staged_bytes_max=self.staged_blocks_max * GROUP.block_bytes,
             names=ContentNames(media_max=8, media_readable=True),
             count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),

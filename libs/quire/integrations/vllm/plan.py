@@ -11,10 +11,23 @@ from quire.model.keys import ChunkKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowPlan:
+    """Names a prefix of which another engine stores the blocks: namespace and keys of each shard.
+
+    `wait_s`: for how long blocks are waited for whose store has not begun.
+    """
+
+    namespaces: tuple[Namespace, ...]
+    keys: tuple[ChunkKeys, ...]
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """Plans to load chunks of one group of layers, from `first` on, one into each of `blocks`.
 
-    `found`: look-up of each shard. `worth_s`: time to compute the blocks, `hidden_s`: time for which the step computes;
+    `found`: look-up of each shard; empty where nothing could be read. `follow`: load blocks, too, while another engine
+    stores them. `worth_s`: time to compute the blocks, `hidden_s`: time for which the step computes;
     0 for unknown. `priority`: as of `Urgency`.
     """
 
@@ -24,6 +37,7 @@ class LoadPlan:
     first: int
     blocks: tuple[int, ...]
     asynchronous: bool
+    follow: FollowPlan | None = None
     worth_s: float = 0.0
     hidden_s: float = 0.0
     priority: int = 0

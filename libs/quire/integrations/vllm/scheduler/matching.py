@@ -21,6 +21,7 @@ from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_loa
 from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.scheduler.asking import Asking
 from quire.integrations.vllm.scheduler.events import StoreEvents
+from quire.integrations.vllm.scheduler.following import follow_plan, part_of_handover
 from quire.integrations.vllm.scheduler.handover import handed_over, is_for_another, parameters_for
 from quire.integrations.vllm.scheduler.hints import priority_of, retain, retain_s
 from quire.integrations.vllm.scheduler.load_cost import LoadCost
@@ -80,8 +81,7 @@ class Matching:
         )
         # A prefix ends where blocks of all groups do.
         self._unit = lcm(*(group.block_tokens for group in groups))
-        self._stores = stores and settings.store != "never"
-        self._loads = loads
+        self._stores, self._loads = stores and settings.store != "never", loads
         self._asynchronous = asynchronous
         self._staged_bytes_max = staged_bytes_max
         self._load_bytes_max: int | None = staged_bytes_max
@@ -144,8 +144,14 @@ class Matching:
         if not self._loads:
             self._asking.give_back(state)
             return 0, False
-        if state.awaited and self._is_arriving(state, computed, usable):
-            return None, False
+        if state.awaited:
+            limit, is_short = part_of_handover(self._blocks, state, computed, usable, self._unit)
+            if is_short and self._can_follow(state, computed, limit):
+                state.awaited, state.following, state.promised = False, True, (computed, limit - computed)
+                self._count("handovers", 1)
+                return limit - computed, True
+            if self._is_arriving(state, is_short):
+                return None, False
         if state.is_leased and not self._blocks.is_current(state):
             self._asking.give_back(state)
             state.nothing_stored(storable=False)
@@ -167,14 +173,27 @@ class Matching:
         state.promised = (computed, tokens)
         return tokens, self._asynchronous
 
-    def _is_arriving(self, state: State, computed: int, usable: int) -> bool:
+    def _can_follow(self, state: State, computed: int, limit: int) -> bool:
+        """Return whether a load may receive blocks while they are stored.
+
+        It holds vLLM's blocks, and no other request waits for it. A state is no prefix; what the object tier alone has
+        is loaded only if that is quicker than computing it.
+        """
+        handover, groups = state.handover, self._blocks.groups
+        assert handover is not None, "awaited"
+        is_prefix = all(group.kind is not Kind.STATE for group in groups)
+        if not self._asynchronous or not is_prefix or not all(part.storable for part in state.parts):
+            return False
+        has_room = self._load_bytes_max is None or bytes_to_load(groups, computed, limit) <= self._load_bytes_max
+        is_fresh = not state.is_leased or (self._blocks.is_current(state) and self._asking.is_fresh(state))
+        is_early = self._now_s() < handover.until_s
+        return has_room and is_fresh and is_early and not self._cold_s(state, computed, limit)
+
+    def _is_arriving(self, state: State, is_short: bool) -> bool:
         """Look a hand-over up again from time to time; return whether blocks of it may still come."""
         handover, now_s = state.handover, self._now_s()
         assert handover is not None, "awaited"
         parts = list(zip(state.parts, self._blocks.groups, strict=True))
-        named = min(self._blocks.count(state, group) * group.block_tokens for _, group in parts)
-        limit = min(usable, named, usable if handover.tokens is None else handover.tokens) // self._unit * self._unit
-        is_short = any(part.looked_up * group.block_tokens < limit for part, group in parts) and computed < limit
         # The last look-up is one that began behind the deadline: vLLM may not have called for long.
         if is_short and all(part.storable for part, _ in parts) and state.asked_s < handover.until_s:
             waited_s = now_s - (handover.until_s - self._settings.handover_s)
@@ -231,10 +250,11 @@ class Matching:
     def allocated(self, request: Any, block_ids: Blocks, tokens: int) -> None:
         """Take the blocks that vLLM has for the request; it wants `tokens` of the promised ones, or nothing."""
         state = self._requests.get(request.request_id)
-        if state is None or not state.is_leased:
+        if state is None or not (state.is_leased or state.following):
             return
         if tokens <= 0:
             self._asking.give_back(state)
+            state.following = False
             return
         computed, promised = state.promised
         end = computed + min(promised, tokens // self._unit * self._unit)
@@ -247,14 +267,15 @@ class Matching:
             while first < stop and ids[first] == NULL_BLOCK:  # in front of the window
                 first += 1
             part.load_first = first
-            assert part.match is not None, "of all groups, or of none"
+            match = part.match or RequestMatch()
             load = LoadPlan(
                 request_id=request.request_id,
                 group=group.number,
-                found=part.match.shards,
-                first=first - part.match.first,
+                found=match.shards,
+                first=first - match.first,
                 blocks=tuple(ids[first:stop]),
                 asynchronous=self._asynchronous,
+                follow=follow_plan(self._blocks, state, group, stop, self._now_s()) if state.following else None,
                 worth_s=worth_s,
                 priority=priority_of(request),
             )
@@ -286,6 +307,9 @@ class Matching:
         for load in loads:
             self._unsettled.pop(load.request_id, None)
             state = self._requests.get(load.request_id)
+            if state is not None and not load.arrived:
+                self._count("short_handovers", int(state.following))
+                state.following = False  # once, whichever shards and groups it was
             if state is not None and state.answered and not load.arrived:
                 part = state.parts[load.group]
                 part.stored = min(part.stored, part.load_first)

@@ -58,6 +58,7 @@ class State:
         store_tokens: Tokens from the start that may be stored; None for all.
         handover: What another engine has computed; None for nothing.
         awaited: Whether blocks of the hand-over may still come.
+        following: Whether a load of this request follows the stores of the hand-over.
     """
 
     request: Any
@@ -72,6 +73,7 @@ class State:
     store_tokens: int | None = None
     handover: Handover | None = None
     awaited: bool = False
+    following: bool = False
 
     @property
     def is_leased(self) -> bool:

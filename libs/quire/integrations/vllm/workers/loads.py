@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup, SlicePlaces
-from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, TryPlan, is_cold
+from quire.integrations.vllm.plan import FollowPlan, LoadPlan, LoadTime, Settled, TryPlan, is_cold
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.descriptor import DeliveryOrder
@@ -43,7 +43,7 @@ class Load:
     """
 
     plan: LoadPlan
-    found: Lookup
+    found: Lookup | None
     staging: Buffer | None
     link: LinkTime
     begun_s: float = field(default_factory=time.monotonic)
@@ -65,6 +65,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self._began = self.link.begin()
+        self.noted = self.plan.follow is not None  # how long it takes is for the engine that computes
 
     @property
     def alone_s(self) -> float:
@@ -157,7 +158,7 @@ class Loads:
         staging = None
         if self._direct is None and plan.blocks:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-        load = Load(plan, plan.found[self._shard], staging, self._link)
+        load = Load(plan, plan.found[self._shard] if plan.found else None, staging, self._link)
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
@@ -366,28 +367,58 @@ class Loads:
         await client.reach()
         if load.abandoned:
             return set(plan.blocks)
-        load.delivery = delivery = await client.fetch(
-            load.found,
-            buffer,
-            first_chunk=plan.first,
-            chunk_count=count,
-            places=places,
-            order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
-            urgency=self._urgency(plan),
-        )
+        behind = set[int]()
+        if plan.follow is not None:
+            behind = await self._follow(load, plan.follow, buffer, places)
+            if len(behind) == count:
+                return behind
+        else:
+            assert load.found is not None, "it was looked up"
+            load.delivery = await client.fetch(
+                load.found,
+                buffer,
+                first_chunk=plan.first,
+                chunk_count=count,
+                places=places,
+                order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
+                urgency=self._urgency(plan),
+            )
+        delivery = load.delivery
+        assert delivery is not None, "it has begun"
         try:
             for layer in range(self._blocks.num_layers):
                 await delivery.arrival(layer)
                 load.note(arrived=layer + 1)
             load.took_s = load.alone_s
-            return set()
+            return behind
         except QuireError as error:
             load.note(failed=True)
             if load.abandoned:
                 return set(plan.blocks)
             logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
             summary = await delivery.summary()
-            return _missing(plan, summary.outcomes)
+            return _missing(plan, summary.outcomes) | behind
+
+    async def _follow(self, load: Load, follow: FollowPlan, buffer: Buffer, places: SlicePlaces | None) -> set[int]:
+        """Begin to receive blocks while they are stored; return those behind the last that can be read or arrives."""
+
+        def begun(delivery: Delivery) -> None:
+            load.delivery = delivery
+
+        plan = load.plan
+        retrieval = await self._client.asynchronous.retrieve(
+            follow.namespaces[self._shard],
+            follow.keys[self._shard],
+            buffer,
+            first_chunk=plan.first,
+            places=places,
+            order=DeliveryOrder.LAYERWISE,
+            urgency=self._urgency(plan),
+            lease_ttl_ms=0,
+            follow_s=follow.wait_s,
+            begun=begun,
+        )
+        return set(plan.blocks[max(0, retrieval.found.matched_chunks - plan.first) :])
 
     def _urgency(self, plan: LoadPlan) -> Urgency:
         """Return when vLLM needs the layers of a load.
@@ -419,7 +450,9 @@ class Loads:
             self._pool.give_back_when_idle(staging)
         await self._release(plan.found[self._shard])
 
-    async def _release(self, lookup: Lookup) -> None:
+    async def _release(self, lookup: Lookup | None) -> None:
+        if lookup is None:
+            return
         try:
             await self._client.asynchronous.release(lookup)
         except QuireError as error:
