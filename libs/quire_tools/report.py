@@ -127,8 +127,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """(largest - smallest) / median: how noisy the machine was."""
-    return (max(values) - min(values)) / statistics.median(values)
+    """(largest - smallest) / |median|: how noisy the machine was."""
+    return (max(values) - min(values)) / abs(statistics.median(values))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -7,6 +7,7 @@ engine computes the others are idle.
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -68,7 +69,7 @@ def _measure(
     single: EngineProcess, prefill: EngineProcess, decode: EngineProcess, tokens: int, prompts: int
 ) -> list[Row]:
     draw = np.random.default_rng(11)
-    alone, steps, firsts, handovers = list[float](), list[float](), list[float](), list[float]()
+    alone, steps, firsts, handovers, at_once, overlapped = (list[float]() for _ in range(6))
     for number in track(range(prompts + 1), "prompts", transient=True):
         prompt = draw.integers(2, 258, tokens).tolist()
         first = single.ask(prompt)
@@ -83,11 +84,33 @@ def _measure(
             steps.append((answer.took_s - cached.took_s) / (_ANSWER - 1))
             firsts.append(computed.took_s + decoded.took_s)
             handovers.append(decoded.took_s)
+            first_s, behind_s = _at_once(prefill, decode, draw.integers(2, 258, tokens).tolist())
+            at_once.append(first_s)
+            overlapped.append(behind_s)
     rows = []
-    for name, ours, base in (("time to first token", firsts, alone), ("hand-over, against a step", handovers, steps)):
+    for name, ours, base in (
+        ("time to first token, one engine after the other", firsts, alone),
+        ("time to first token, both asked at once", at_once, alone),
+        ("hand-over, one engine after the other, against a step", handovers, steps),
+        ("hand-over, both asked at once, against a step", overlapped, steps),
+    ):
         measured = {"ms": median(ours) * 1e3, "spread": spread(ours)}
         rows.append(Row({"what": name}, measured, median(base) * 1e3, median(ours) / median(base)))
     return rows
+
+
+def _at_once(prefill: EngineProcess, decode: EngineProcess, prompt: list[int]) -> tuple[float, float]:
+    """Send a request to both engines at once; return the seconds until the decode engine's first token.
+
+    The second value is the part of it behind the prefill engine's answer.
+    """
+    with ThreadPoolExecutor(1) as threads:
+        computing = threads.submit(prefill.ask, prompt, parameters=_DECODE_ELSEWHERE)
+        decoded = decode.ask(prompt, parameters={"do_remote_prefill": True})
+        computed = computing.result()
+    if computed.tokens != decoded.tokens:
+        raise InvalidRequest("other tokens than the prefill engine has", field="engine")
+    return decoded.took_s, decoded.took_s - computed.took_s
 
 
 def command(
