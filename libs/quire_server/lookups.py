@@ -185,9 +185,11 @@ class Lookups:
         finally:
             self._seconds.record(self._clock.monotonic_s() - began_s)
 
-    async def readable_chunks(self, question: Question) -> int:
-        """How many chunks of a prefix can be read; neither counted nor leased."""
-        return len((await self._readable(question, question.keys.distinct(), None)).keys)
+    async def peek(self, question: Question) -> LookupAnswer:
+        """The longest prefix that can be read, and where; neither counted nor leased."""
+        readable = await self._readable(question, question.keys.distinct(), None)
+        nodes = addresses_of(readable.ranges, readable.live)
+        return LookupAnswer(readable.ranges, nodes, index_us=readable.index_us, objects=readable.objects)
 
     async def _lookup_longest(self, question: Question) -> LookupAnswer:
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from quire.client import AdminClient, Lookup
+from quire.model.assignment import Engine
 from quire.model.chunk_object import read_chunk_object, with_record, write_chunk_object
 from quire.model.durability import Durability
 from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NotAllowed
@@ -136,6 +137,14 @@ async def _demote(world: World) -> None:
     assert await world.mallory.client.demote(world.mallory.namespace, world.keys) == 0
 
 
+async def _assign(world: World) -> None:
+    """What another tenant has of the same prompt makes no engine quicker."""
+    engines, tokens = [Engine(name="e", tokens_per_s=1000.0)], 10_000
+    hers = await world.alice.client.assign(world.alice.namespace, world.keys, tokens, engines)
+    other = await world.mallory.client.assign(world.mallory.namespace, world.keys, tokens, engines)
+    assert other.take_chunks == 0 < hers.take_chunks and other.ttft_s[0] > hers.ttft_s[0]
+
+
 async def _retain(world: World) -> None:
     assert await world.mallory.client.retain(world.mallory.namespace, world.keys, 60.0) == 0
 
@@ -208,6 +217,7 @@ TRIED: Mapping[str, Callable[[World], Awaitable[None]]] = {
     "Store": _store,
     "Evict": _evict,
     "Demote": _demote,
+    "Assign": _assign,
     "Retain": _retain,
     "Prefetch": _prefetch,
     "Release": _release,

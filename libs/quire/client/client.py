@@ -19,6 +19,7 @@ from quire.client.memory.quarantine import Quarantine
 from quire.client.memory.route_check import RouteCheck
 from quire.client.retrieval import Retrieval, first_of, retrieved
 from quire.client.store import StoreSession
+from quire.model.assignment import Assignment, Engine, EngineTable
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
@@ -35,6 +36,7 @@ from quire.telemetry import names, tracer
 from quire.transport import AddressNonce, Transport, data_plane_of_environment, decode_message
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, Stop, call, stream
+from quire.wire.convert_assignment import assign_request_to, assignment_from
 from quire.wire.session import SessionChannel
 from quire.wire.tls import Tls, tls_of_environment
 from quire.wire.v1 import gateway_pb2 as pb
@@ -258,7 +260,7 @@ class QuireClient:
         urgency: Urgency | None = None,
         unchained: bool = False,
         follow_s: float = 0.0,
-        begun: Callable[[Delivery], None] | None = None,
+        on_begin: Callable[[Delivery], None] | None = None,
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
@@ -268,7 +270,7 @@ class QuireClient:
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
         of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
         it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
-        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `begun`:
+        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
         called with the delivery before the answer is waited for, so that another task can give it up.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
@@ -306,8 +308,8 @@ class QuireClient:
         stop = Stop()
         answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s, stop=stop)
         delivery.start(retrieved(answers, delivery, first_chunk, read, lookup), stop)
-        if begun is not None:
-            begun(delivery)
+        if on_begin is not None:
+            on_begin(delivery)
         return await first_of(lookup, delivery, first_chunk)
 
     def _begin(self, transfer_id: bytes, descriptor: Descriptor, buffer: Buffer, loan: Loan) -> Delivery:
@@ -434,6 +436,13 @@ class QuireClient:
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
         )
         return int((await call(self._stub.Demote, request, timeout_s=self._timeout_s)).demoted_chunks)
+
+    async def assign(
+        self, namespace: Namespace, keys: ChunkKeys, prompt_tokens: int, engines: Sequence[Engine]
+    ) -> Assignment:
+        """Choose the engine that is to prefill a prompt whose whole chunks have these keys. Raises `InvalidRequest`."""
+        request = assign_request_to(namespace, keys, prompt_tokens, EngineTable.of(engines))
+        return assignment_from(await call(self._stub.Assign, request, timeout_s=self._timeout_s))
 
     async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.

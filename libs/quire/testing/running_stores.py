@@ -25,11 +25,11 @@ class MemoryRunningStores:
                 del self._stores[keys.at(run.first)]
 
     async def find(self, keys: ChunkKeys, now_ms: int) -> list[ChunkRange]:
-        found = list[ChunkRange]()
+        ranges = list[ChunkRange]()
         for at in range(len(keys)):
             _, until_ms, node, stored = self._stores.get(keys.at(at), (b"", 0, "", ()))
             if until_ms > now_ms:
-                wanted = list(keys.run(at, len(keys) - at))
-                count = next((i for i, (a, b) in enumerate(zip(wanted, stored, strict=False)) if a != b), None)
-                found.append(ChunkRange(node, at, min(len(wanted), len(stored)) if count is None else count))
-        return found
+                prefix = list(keys.run(at, len(keys) - at))
+                count = next((i for i, (a, b) in enumerate(zip(prefix, stored, strict=False)) if a != b), None)
+                ranges.append(ChunkRange(node, at, min(len(prefix), len(stored)) if count is None else count))
+        return ranges

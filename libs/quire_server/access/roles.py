@@ -19,7 +19,7 @@ _DECODER: Final = frozenset({"decoder"})
 
 _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Heartbeat", "Leave", "ListNodes"), _MEMBERS),
-    **dict.fromkeys(("Allocate", "Evict", "Demote"), _GATEWAY),
+    **dict.fromkeys(("Allocate", "Evict", "Demote", "Assign"), _GATEWAY),
     **dict.fromkeys(("PutImage", "HeadImage", "DeleteImage", "ListImages", "RouteImage", "FinishImage"), _GATEWAY),
     **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta", "SetObjectTheta"), _GATEWAY),
     **dict.fromkeys(
@@ -48,7 +48,7 @@ _OF_ADMIN: Final = dict.fromkeys(
 _OF_CLIENTS: Final = dict.fromkeys(
     (
         *("Session", "Lookup", "Fetch", "Retrieve", "Store", "Release", "Evict", "Demote", "Retain"),
-        *("Prefetch", "ProveAddress"),
+        *("Prefetch", "ProveAddress", "Assign"),
         *("PutLatent", "GetLatent", "HeadImage", "GetImage", "DeleteImage", "ListImages", "Status"),
     ),
     _ALL,

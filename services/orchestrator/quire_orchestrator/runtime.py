@@ -8,6 +8,7 @@ from quire.model.nodes import Role
 from quire.model.profile import Profiles
 from quire_orchestrator.allocation import Allocation
 from quire_orchestrator.announcements import Announcements, EventLog
+from quire_orchestrator.assigning import Assigning
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import Placement
@@ -41,6 +42,7 @@ class Orchestrator:
         )
         settings = LookupSettings(secrets=config.secrets)
         self.lookups = Lookups(settings=settings, index=index, view=cluster, profiles=Profiles(None), clock=clock)
+        self.assigning = Assigning(lookups=self.lookups, cluster=cluster)
         placement = Placement(2 * config.heartbeat_ms / 1000)
         self.allocation = Allocation(index=index, cluster=cluster, holders=holders, placement=placement, clock=clock)
         self.evictions = Evictions(

@@ -10,7 +10,7 @@ from quire.model.hashing import tenant_name
 from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
-from quire.wire import convert, convert_images
+from quire.wire import convert, convert_assignment, convert_images
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -55,6 +55,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._cluster = orchestrator.cluster
         self._lookups = orchestrator.lookups
         self._allocation = orchestrator.allocation
+        self._assigning = orchestrator.assigning
         self._evictions = orchestrator.evictions
         self._reports = orchestrator.reports
         self._policies = orchestrator.policies
@@ -168,6 +169,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
         demoted = await self._evictions.demote(namespace.tag, keys, request.keep_chunks)
         return gateway_pb2.DemoteResponse(demoted_chunks=demoted)
+
+    async def Assign(self, request: gateway_pb2.AssignRequest, context: Any) -> gateway_pb2.AssignResponse:
+        namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+        engines = convert_assignment.engines_from(request)
+        return convert_assignment.assignment_to(
+            await self._assigning.assign(namespace, keys, request.prompt_tokens, engines)
+        )
 
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any

@@ -88,6 +88,10 @@ class _Seen:
         self.keys.append(ChunkKeys(request.chunk_keys))
         return pb.DemoteResponse()
 
+    async def Assign(self, request: pb.AssignRequest, **options: Any) -> pb.AssignResponse:
+        self.keys.append(ChunkKeys(request.chunk_keys))
+        return pb.AssignResponse()
+
     async def prefetch(self, readable: LookupAnswer, namespace: Namespace, keys: ChunkKeys, within_s: float) -> int:
         self.keys.append(keys)
         return 0
@@ -149,6 +153,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         "Lookup": [lookup],
         "Evict": [pb.EvictRequest(**named)],
         "Demote": [pb.DemoteRequest(**named)],
+        "Assign": [pb.AssignRequest(**named)],
         "Retain": [pb.RetainRequest(**named, ttl_ms=5), pb.RetainRequest(**named)],
         "Prefetch": [pb.PrefetchRequest(**named)],
         "Fetch": [pb.FetchRequest(lease=token, delivery_id=bytes(16), descriptor=descriptor)],

@@ -9,6 +9,7 @@ from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncSto
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, Prompt, SlicePlaces
 from quire.client.memory.buffers import Buffer
+from quire.model.assignment import Assignment, Engine
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
@@ -92,7 +93,7 @@ class SyncCalls(SyncLoop):
         urgency: Urgency | None = None,
         unchained: bool = False,
         follow_s: float = 0.0,
-        begun: Callable[[Delivery], None] | None = None,
+        on_begin: Callable[[Delivery], None] | None = None,
     ) -> SyncRetrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
@@ -102,7 +103,7 @@ class SyncCalls(SyncLoop):
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
         of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
         it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
-        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `begun`:
+        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
         called with the delivery before the answer is waited for, so that another task can give it up.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
@@ -123,7 +124,7 @@ class SyncCalls(SyncLoop):
                     urgency=urgency,
                     unchained=unchained,
                     follow_s=follow_s,
-                    begun=begun,
+                    on_begin=on_begin,
                 )
             ),
         )
@@ -196,6 +197,12 @@ class SyncCalls(SyncLoop):
         object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
         return self.run(self._client.demote(namespace, keys, keep_chunks=keep_chunks))
+
+    def assign(
+        self, namespace: Namespace, keys: ChunkKeys, prompt_tokens: int, engines: Sequence[Engine]
+    ) -> Assignment:
+        """Choose the engine that is to prefill a prompt whose whole chunks have these keys. Raises `InvalidRequest`."""
+        return self.run(self._client.assign(namespace, keys, prompt_tokens, engines))
 
     def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.

@@ -21,7 +21,7 @@ CACHE_EVENT_KIND_REMOVED: CacheEventKind
 CACHE_EVENT_KIND_CLEARED: CacheEventKind
 
 class SessionRequest(_message.Message):
-    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote")
+    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign")
     ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class SessionRequest(_message.Message):
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEMOTE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
     id: int
     received: int
     timeout_ms: int
@@ -70,10 +71,11 @@ class SessionRequest(_message.Message):
     prefetch: PrefetchRequest
     prove_address: ProveAddressRequest
     demote: DemoteRequest
-    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ..., demote: _Optional[_Union[DemoteRequest, _Mapping]] = ...) -> None: ...
+    assign: AssignRequest
+    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ..., demote: _Optional[_Union[DemoteRequest, _Mapping]] = ..., assign: _Optional[_Union[AssignRequest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote")
+    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class SessionResponse(_message.Message):
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEMOTE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
     id: int
     number: int
     heard: int
@@ -124,7 +127,8 @@ class SessionResponse(_message.Message):
     prefetch: PrefetchResponse
     prove_address: ProveAddressResponse
     demote: DemoteResponse
-    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ..., demote: _Optional[_Union[DemoteResponse, _Mapping]] = ...) -> None: ...
+    assign: AssignResponse
+    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ..., demote: _Optional[_Union[DemoteResponse, _Mapping]] = ..., assign: _Optional[_Union[AssignResponse, _Mapping]] = ...) -> None: ...
 
 class SessionStopped(_message.Message):
     __slots__ = ("nodes",)
@@ -599,6 +603,36 @@ class DemoteResponse(_message.Message):
     DEMOTED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     demoted_chunks: int
     def __init__(self, demoted_chunks: _Optional[int] = ...) -> None: ...
+
+class AssignRequest(_message.Message):
+    __slots__ = ("namespace", "chunk_keys", "prompt_tokens", "engines", "hosts", "cached_tokens", "queued_tokens", "tokens_per_s")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    namespace: _common_pb2.Namespace
+    chunk_keys: bytes
+    prompt_tokens: int
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    cached_tokens: _containers.RepeatedScalarFieldContainer[int]
+    queued_tokens: _containers.RepeatedScalarFieldContainer[int]
+    tokens_per_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., engines: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., queued_tokens: _Optional[_Iterable[int]] = ..., tokens_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class AssignResponse(_message.Message):
+    __slots__ = ("engine", "take_chunks", "ttft_us")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    TAKE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    take_chunks: int
+    ttft_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, engine: _Optional[str] = ..., take_chunks: _Optional[int] = ..., ttft_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
     __slots__ = ("evicted_chunks",)

@@ -76,6 +76,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
                 _registered_method=True)
+        self.Assign = channel.unary_unary(
+                '/quire.v1.GatewayService/Assign',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.AssignRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.AssignResponse.FromString,
+                _registered_method=True)
         self.Retain = channel.unary_unary(
                 '/quire.v1.GatewayService/Retain',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.RetainRequest.SerializeToString,
@@ -194,6 +199,13 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Assign(self, request, context):
+        """Choose the engine that prefills a prompt: by what each has of it, what Quire has, and where that lies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Retain(self, request, context):
         """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it.
         """
@@ -307,6 +319,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Demote,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.SerializeToString,
+            ),
+            'Assign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assign,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.AssignRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.AssignResponse.SerializeToString,
             ),
             'Retain': grpc.unary_unary_rpc_method_handler(
                     servicer.Retain,
@@ -576,6 +593,33 @@ class GatewayService:
             '/quire.v1.GatewayService/Demote',
             quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/Assign',
+            quire_dot_v1_dot_gateway__pb2.AssignRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.AssignResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class GatewayServiceStub:
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     Demote: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]
     """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
+    Assign: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.AssignRequest, _gateway_pb2.AssignResponse]
+    """Choose the engine that prefills a prompt: by what each has of it, what Quire has, and where that lies."""
     Retain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]
     """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]
@@ -112,6 +114,8 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     Demote: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]  # type: ignore[assignment]
     """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
+    Assign: _aio.UnaryUnaryMultiCallable[_gateway_pb2.AssignRequest, _gateway_pb2.AssignResponse]  # type: ignore[assignment]
+    """Choose the engine that prefills a prompt: by what each has of it, what Quire has, and where that lies."""
     Retain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]  # type: ignore[assignment]
     """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]  # type: ignore[assignment]
@@ -210,6 +214,14 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.DemoteResponse, _abc.Awaitable[_gateway_pb2.DemoteResponse]]:
         """Drop chunks that the object tier has from memory and drives; they can still be read. Leases keep them there."""
+
+    @_abc_1.abstractmethod
+    def Assign(
+        self,
+        request: _gateway_pb2.AssignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.AssignResponse, _abc.Awaitable[_gateway_pb2.AssignResponse]]:
+        """Choose the engine that prefills a prompt: by what each has of it, what Quire has, and where that lies."""
 
     @_abc_1.abstractmethod
     def Retain(

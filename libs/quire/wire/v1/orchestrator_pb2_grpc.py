@@ -82,6 +82,11 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
                 _registered_method=True)
+        self.Assign = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Assign',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.AssignRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.AssignResponse.FromString,
+                _registered_method=True)
         self.EvictChunks = channel.unary_unary(
                 '/quire.v1.OrchestratorService/EvictChunks',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.SerializeToString,
@@ -266,6 +271,13 @@ class OrchestratorServiceServicer:
 
     def Demote(self, request, context):
         """As the gateway's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Assign(self, request, context):
+        """As of `GatewayService`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -486,6 +498,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Demote,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.DemoteRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.DemoteResponse.SerializeToString,
+            ),
+            'Assign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assign,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.AssignRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.AssignResponse.SerializeToString,
             ),
             'EvictChunks': grpc.unary_unary_rpc_method_handler(
                     servicer.EvictChunks,
@@ -852,6 +869,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Demote',
             quire_dot_v1_dot_gateway__pb2.DemoteRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.DemoteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Assign',
+            quire_dot_v1_dot_gateway__pb2.AssignRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.AssignResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class OrchestratorServiceStub:
     """Drop chunks from the index and from the nodes that hold them."""
     Demote: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]
     """As the gateway's."""
+    Assign: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.AssignRequest, _gateway_pb2.AssignResponse]
+    """As of `GatewayService`."""
     EvictChunks: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]
@@ -125,6 +127,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Drop chunks from the index and from the nodes that hold them."""
     Demote: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]  # type: ignore[assignment]
     """As the gateway's."""
+    Assign: _aio.UnaryUnaryMultiCallable[_gateway_pb2.AssignRequest, _gateway_pb2.AssignResponse]  # type: ignore[assignment]
+    """As of `GatewayService`."""
     EvictChunks: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]  # type: ignore[assignment]
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]  # type: ignore[assignment]
@@ -248,6 +252,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.DemoteResponse, _abc.Awaitable[_gateway_pb2.DemoteResponse]]:
         """As the gateway's."""
+
+    @_abc_1.abstractmethod
+    def Assign(
+        self,
+        request: _gateway_pb2.AssignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.AssignResponse, _abc.Awaitable[_gateway_pb2.AssignResponse]]:
+        """As of `GatewayService`."""
 
     @_abc_1.abstractmethod
     def EvictChunks(

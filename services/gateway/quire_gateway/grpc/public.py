@@ -118,6 +118,14 @@ class GatewayServicer(GatewayServiceServicer):
             response: pb.DemoteResponse = await self._forward(self._orchestrator.Demote, request)
             return response
 
+    async def Assign(self, request: pb.AssignRequest, context: Any) -> pb.AssignResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
+            namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+            request.chunk_keys = (await self._derivation.derive(namespace.tag, keys)).packed
+            response: pb.AssignResponse = await self._forward(self._orchestrator.Assign, request)
+            return response
+
     async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):

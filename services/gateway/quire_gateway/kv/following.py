@@ -38,7 +38,7 @@ class Readable(Protocol):
     """See `quire_server.lookups.Lookups`."""
 
     async def lookup(self, question: Question) -> LookupAnswer: ...
-    async def readable_chunks(self, question: Question) -> int: ...
+    async def peek(self, question: Question) -> LookupAnswer: ...
 
 
 class Members(Protocol):
@@ -114,7 +114,7 @@ class Following:
         end_s, pause_s = self._clock.monotonic_s() + wait_s, _LOOK_S
         while True:
             running = await self._running.find(question.keys, self._clock.now_ms())
-            readable = await self._lookups.readable_chunks(question)
+            readable = (await self._lookups.peek(question)).matched_chunks
             arriving = self._behind(readable, running)
             covered = arriving[-1].stop if arriving else readable
             left_s = end_s - self._clock.monotonic_s()

@@ -367,11 +367,11 @@ class Loads:
         await client.reach()
         if load.abandoned:
             return set(plan.blocks)
-        behind = set[int]()
+        late_blocks = set[int]()
         if plan.follow is not None:
-            behind = await self._follow(load, plan.follow, buffer, places)
-            if len(behind) == count:
-                return behind
+            late_blocks = await self._follow(load, plan.follow, buffer, places)
+            if len(late_blocks) == count:
+                return late_blocks
         else:
             assert load.found is not None, "it was looked up"
             load.delivery = await client.fetch(
@@ -390,14 +390,14 @@ class Loads:
                 await delivery.arrival(layer)
                 load.note(arrived=layer + 1)
             load.took_s = load.alone_s
-            return behind
+            return late_blocks
         except QuireError as error:
             load.note(failed=True)
             if load.abandoned:
                 return set(plan.blocks)
             logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
             summary = await delivery.summary()
-            return _missing(plan, summary.outcomes) | behind
+            return _missing(plan, summary.outcomes) | late_blocks
 
     async def _follow(self, load: Load, follow: FollowPlan, buffer: Buffer, places: SlicePlaces | None) -> set[int]:
         """Begin to receive blocks while they are stored; return those behind the last that can be read or arrives."""
@@ -416,7 +416,7 @@ class Loads:
             urgency=self._urgency(plan),
             lease_ttl_ms=0,
             follow_s=follow.wait_s,
-            begun=begun,
+            on_begin=begun,
         )
         return set(plan.blocks[max(0, retrieval.found.matched_chunks - plan.first) :])
 
