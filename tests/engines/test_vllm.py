@@ -107,7 +107,11 @@ def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: 
 
     with engine(tiny_model, engine_cluster.gateway_address) as quire:
         matching, client = quire.scheduler._matching, quire.scheduler._client
-        namespace, finish, retain = matching._blocks.namespaces[0][0], matching._retain, client.asynchronous.retain
+        namespace, finish, retain = (
+            matching._blocks.namespaces[0][0],
+            matching._carry_out_hints,
+            client.asynchronous.retain,
+        )
 
         async def noted(*arguments: Any) -> int:
             retained.append(await retain(*arguments))
@@ -119,12 +123,12 @@ def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: 
             states.append(state)
             finish(state)
 
-        matching._retain = finishing
-        hints: list[dict[str, Any]] = [{}, {"quire_retain_s": "soon"}, {"quire_retain_s": -1}]
+        matching._carry_out_hints = finishing
+        hints: list[dict[str, Any]] = [{}, {"quire": {"retain_s": "soon"}}, {"quire": {"retain_s": -1}}]
         for number, hint in enumerate(hints):
             keys, blocks = ask([number + 9, *OTHER], hint)
             assert not retained and client.evict(namespace, keys) == blocks
-        keys, blocks = ask(PROMPT, {"quire_retain_s": 600})
+        keys, blocks = ask(PROMPT, {"quire": {"retain_s": 600}})
         until(lambda: blocks in retained, "it is retained")
         assert client.evict(namespace, keys) == 0
         assert client.end_retention(namespace, keys)

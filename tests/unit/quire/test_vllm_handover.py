@@ -82,6 +82,19 @@ def test_an_engine_that_was_busy_all_the_time_looks_once_more() -> None:
     assert not world.counted["short_handovers"]
 
 
+def test_an_engine_with_other_names_is_not_waited_for() -> None:
+    """Another tensor parallelism is an example: the prompt is computed at once, and a warning says why."""
+    theirs = World(Client(0, 0))
+    parameters = _computed(theirs, Request(kv_transfer_params={"do_remote_decode": True}))
+    assert parameters is not None
+    for asynchronous in (False, True):
+        world = World(Client(0), asynchronous=asynchronous)
+        assert _matched(world, Request(kv_transfer_params=parameters)) == (0, False)
+        assert world.counted["short_handovers"] == world.counted["handovers"] == 1
+    same = _computed(World(Client(0)), Request(kv_transfer_params={"do_remote_decode": True}))
+    assert _matched(World(Client(0)), Request(kv_transfer_params=same)) == (None, False)
+
+
 def test_blocks_of_its_own_are_not_waited_for() -> None:
     world, request = World(Client(0)), _decode(64)
     world.matching.arrived(request)
@@ -162,15 +175,44 @@ def test_stores_are_followed_where_no_other_request_waits_for_a_load(readable: i
     assert world.counted["handovers"] == 1 and len(world.client.asked) == 1
 
 
+def test_it_is_followed_too_if_vllm_had_no_blocks_at_first() -> None:
+    """A full engine asks again until it has some."""
+    world, request = World(Client(2), asynchronous=True, settings={"handover_s": 5.0}), _decode()
+    assert _matched(world, request) == (128, True)
+    world.now_s = 4.0
+    assert world.matching.matched(request, 0) == (128, True)
+    assert not world.counted.get("handovers")
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
+    assert load.follow is not None and load.follow.wait_s == 1.0
+    assert world.counted["handovers"] == 1
+
+
+def test_a_request_that_is_preempted_follows_nothing() -> None:
+    world, request = World(Client(0), asynchronous=True), _decode()
+    assert _matched(world, request) == (128, True)
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    world.matching.step([], lambda _: [[]])
+    world.matching.settled([Settled(request_id="r", group=0, arrived=True)])
+    request.num_preemptions, world.client.has = 1, [4]
+    assert world.matching.matched(request, 0) == (None, False)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (128, True)
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
+    (load,) = world.matching.step([], lambda _: [[]]).loads
+    assert load.follow is None and load.found
+
+
 def test_what_did_not_come_is_computed_once() -> None:
     """Not waited for again when vLLM has taken the blocks back."""
     world, request = World(Client(0), asynchronous=True), _decode()
     assert _matched(world, request) == (128, True)
     world.matching.allocated(request, [[5, 6, 7, 8, 9]], 128)
     world.matching.step([], lambda _: [[]])
+    world.matching.allocated(request, [[5, 6, 7, 8, 9]], 0)  # vLLM does so when the load has ended
     for shard in range(2):
         world.matching.settled([Settled(request_id="r", group=0, arrived=shard > 1)])
-    assert world.counted["short_handovers"] == 1
+    assert world.counted["short_handovers"] == world.counted["handovers"] == 1
     assert world.matching.matched(request, 0) == (0, False)
 
 

@@ -1,4 +1,4 @@
-"""The part of a prompt that another engine stores, and the plan of a load that receives it meanwhile."""
+"""The part of a prompt that another engine stores, and the plan of a load that receives it during the store."""
 
 from __future__ import annotations
 

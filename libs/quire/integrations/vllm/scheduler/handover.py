@@ -7,13 +7,17 @@ them as it computes, and the decode engine waits for those that are on their way
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from quire.model.hashing import Namespace
 from quire.telemetry import logger
 
 _TOKENS: Final = "quire_tokens"
+_NAMES: Final = "quire_names"
+_OTHERWISE: Final = "another tensor parallelism, block size, dtype or model, or other weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,35 @@ class Handover:
     Args:
         tokens: Tokens whose blocks that engine stores; None where its answer did not say.
         until_s: Time until which they are waited for.
+        names: Digest of the namespaces of that engine's blocks; empty where its answer did not say.
     """
 
     tokens: int | None
     until_s: float
+    names: str = ""
+
+
+class Counterparts:
+    """Compares the names of other engines' blocks with this engine's. `count`: adds to a figure."""
+
+    def __init__(self, count: Callable[[str, float], None]) -> None:
+        self._count = count
+        self._has_warned = False
+
+    def can_be_found(self, handover: Handover | None, spaces: Sequence[Sequence[Namespace]]) -> bool:
+        """Return whether blocks of a hand-over may come; False if there is none.
+
+        Blocks with other names never come, for example those of an engine with another tensor parallelism: the prompt
+        is computed at once.
+        """
+        if handover is None or handover.names in ("", names_of(spaces)):
+            return handover is not None
+        self._count("handovers", 1)
+        self._count("short_handovers", 1)
+        if not self._has_warned:
+            logger().warning("blocks of a prefill engine have other names, and are computed here", why=_OTHERWISE)
+            self._has_warned = True
+        return False
 
 
 def handed_over(request: Any, until_s: float) -> Handover | None:
@@ -38,7 +67,8 @@ def handed_over(request: Any, until_s: float) -> Handover | None:
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         logger().warning("a hint is not understood", name=_TOKENS, value=repr(tokens), request=request.request_id)
         tokens = None
-    return Handover(tokens, until_s)
+    names = parameters.get(_NAMES)
+    return Handover(tokens, until_s, names if isinstance(names, str) else "")
 
 
 def is_for_another(request: Any) -> bool:
@@ -46,15 +76,29 @@ def is_for_another(request: Any) -> bool:
     return bool(_parameters(request).get("do_remote_decode"))
 
 
-def parameters_for(tokens: int) -> dict[str, Any]:
+def names_of(spaces: Sequence[Sequence[Namespace]]) -> str:
+    """Return a digest of the namespaces of an engine's blocks, by group and shard."""
+    digests = b"".join(space.digest() for shards in spaces for space in shards)
+    shapes = repr([len(shards) for shards in spaces]).encode()
+    return hashlib.blake2b(shapes + digests, digest_size=8).hexdigest()
+
+
+def parameters_for(tokens: int, spaces: Sequence[Sequence[Namespace]]) -> dict[str, Any]:
     """Return the `kv_transfer_params` for the decode engine.
 
     Args:
         tokens: Tokens of the prompt whose blocks are stored, or on their way.
+        spaces: Namespaces of these blocks, by group and shard.
     """
     # Proxies and routers expect the names that vLLM's own connectors give; these blocks have no address.
     addresses = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-    return {"do_remote_prefill": True, "do_remote_decode": False, _TOKENS: tokens, **addresses}
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        _TOKENS: tokens,
+        _NAMES: names_of(spaces),
+        **addresses,
+    }
 
 
 def _parameters(request: Any) -> Mapping[str, Any]:

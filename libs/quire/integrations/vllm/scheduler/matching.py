@@ -22,8 +22,8 @@ from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, 
 from quire.integrations.vllm.scheduler.asking import Asking
 from quire.integrations.vllm.scheduler.events import StoreEvents
 from quire.integrations.vllm.scheduler.following import follow_plan, part_of_handover
-from quire.integrations.vllm.scheduler.handover import handed_over, is_for_another, parameters_for
-from quire.integrations.vllm.scheduler.hints import priority_of, retain, retain_s
+from quire.integrations.vllm.scheduler.handover import Counterparts, handed_over, is_for_another, parameters_for
+from quire.integrations.vllm.scheduler.hints import carry_out, hints_of, priority_of
 from quire.integrations.vllm.scheduler.load_cost import LoadCost
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
 from quire.integrations.vllm.scheduler.requests import BlockNames, RequestPart, Spaces, State
@@ -93,8 +93,8 @@ class Matching:
         # may have to be dropped.
         self._unsettled: dict[str, set[int]] = {}
         self._events = events
-        self._worth = LoadCost()
-        self._reuse = BlockReuse()
+        self._counterparts = Counterparts(count)
+        self._worth, self._reuse = LoadCost(), BlockReuse()
         self._step: tuple[float, int] | None = None
 
     # ---- what vLLM tells
@@ -120,7 +120,7 @@ class Matching:
             return
         state = self._requests[request.request_id] = State(request, tuple(RequestPart() for _ in self._blocks.groups))
         state.handover = handed_over(request, self._now_s() + self._settings.handover_s)
-        state.awaited = state.handover is not None
+        state.awaited = self._counterparts.can_be_found(state.handover, self._blocks.namespaces)
         if self._settings.store == "reused" and not is_for_another(request):
             state.store_tokens = self._reuse.seen(request.block_hashes) * self._blocks.hash_tokens
             self._reuse.note(request.block_hashes)
@@ -137,7 +137,7 @@ class Matching:
         if usable <= computed:
             return 0, False
         if request.num_preemptions > state.preemptions:  # its blocks are gone: Quire may have them by now
-            state.preemptions = request.num_preemptions
+            state.preemptions, state.following = request.num_preemptions, False
             self._asking.ask_again(state)
         if not state.answered and not self._asking.is_answered(state):
             return None, False
@@ -146,9 +146,9 @@ class Matching:
             return 0, False
         if state.awaited:
             limit, is_short = part_of_handover(self._blocks, state, computed, usable, self._unit)
-            if is_short and self._can_follow(state, computed, limit):
-                state.awaited, state.following, state.promised = False, True, (computed, limit - computed)
-                self._count("handovers", 1)
+            state.following = is_short and self._can_follow(state, computed, limit)
+            if state.following:  # until vLLM has blocks for it, it asks again
+                state.promised = (computed, limit - computed)
                 return limit - computed, True
             if self._is_arriving(state, is_short):
                 return None, False
@@ -186,16 +186,15 @@ class Matching:
             return False
         has_room = self._load_bytes_max is None or bytes_to_load(groups, computed, limit) <= self._load_bytes_max
         is_fresh = not state.is_leased or (self._blocks.is_current(state) and self._asking.is_fresh(state))
-        is_early = self._now_s() < handover.until_s
-        return has_room and is_fresh and is_early and not self._cold_s(state, computed, limit)
+        is_timely = is_fresh and self._now_s() < handover.until_s
+        return has_room and is_timely and not self._cold_s(state, computed, limit)
 
     def _is_arriving(self, state: State, is_short: bool) -> bool:
         """Look a hand-over up again from time to time; return whether blocks of it may still come."""
         handover, now_s = state.handover, self._now_s()
         assert handover is not None, "awaited"
-        parts = list(zip(state.parts, self._blocks.groups, strict=True))
         # The last look-up is one that began behind the deadline: vLLM may not have called for long.
-        if is_short and all(part.storable for part, _ in parts) and state.asked_s < handover.until_s:
+        if is_short and all(part.storable for part in state.parts) and state.asked_s < handover.until_s:
             waited_s = now_s - (handover.until_s - self._settings.handover_s)
             if now_s - state.asked_s >= min(max(_AGAIN_S[0], _AGAIN_SHARE * waited_s), _AGAIN_S[1]):
                 self._asking.ask_again(state)
@@ -252,12 +251,14 @@ class Matching:
         state = self._requests.get(request.request_id)
         if state is None or not (state.is_leased or state.following):
             return
+        if state.awaited:  # vLLM tells of its blocks again when the load has ended
+            state.awaited, state.following = False, tokens > 0
+            self._count("handovers", int(state.following))
         if tokens <= 0:
             self._asking.give_back(state)
-            state.following = False
             return
-        computed, promised = state.promised
-        end = computed + min(promised, tokens // self._unit * self._unit)
+        computed = state.promised[0]
+        end = computed + min(state.promised[1], tokens // self._unit * self._unit)
         is_handed_over = state.handover is not None and not self._cold_s(state, computed, end)
         cut_off = self._settings.cut_off and not is_handed_over
         worth_s = self._worth.compute_s(end - computed) if cut_off else 0.0
@@ -375,7 +376,7 @@ class Matching:
         if state is None:
             return None
         self._asking.give_back(state)
-        self._retain(state)
+        self._carry_out_hints(state)
         if self._settings.store == "reused":  # with what was generated: the next turn begins with it
             self._reuse.note(state.request.block_hashes)
         if not is_for_another(state.request) or not self._stores:
@@ -384,28 +385,24 @@ class Matching:
             (max(part.states, default=-1) + 1 if group.kind is Kind.STATE else part.stored) * group.block_tokens
             for part, group in zip(state.parts, self._blocks.groups, strict=True)
         ]
-        return parameters_for(min(*ends, state.request.num_prompt_tokens))
+        return parameters_for(min(*ends, state.request.num_prompt_tokens), self._blocks.namespaces)
 
-    def _retain(self, state: State) -> None:
-        """Retain the prompt's whole blocks, if the request has the hint."""
-        request, seconds = state.request, retain_s(state.request)
+    def _carry_out_hints(self, state: State) -> None:
+        """Begin what the request hints at for its prompt's whole blocks."""
+        request, hints = state.request, hints_of(state.request)
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
-        for group in self._blocks.groups if seconds else ():
+        for group in () if hints.is_empty else self._blocks.groups:
             count = min(request.num_prompt_tokens // group.block_tokens, self._blocks.count(state, group))
             if not count:
                 continue
-            shards = zip(
-                self._blocks.spaces(state, group),
-                self._blocks.keys(state, group, count),
-                strict=True,
-            )
+            shards = zip(self._blocks.spaces(state, group), self._blocks.keys(state, group, count), strict=True)
             if group.kind is Kind.STATE:
                 ends = sorted(at for at in state.parts[group.number].states if at < count)
                 prefixes += [(space, keys.run(at, 1)) for space, keys in shards for at in ends]
             else:
                 prefixes += shards
         if prefixes:
-            self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
+            self._client.spawn(carry_out(self._client.asynchronous, prefixes, hints))
 
     def reset(self) -> None:
         """Ignore everything that was stored before: the weights may have changed."""

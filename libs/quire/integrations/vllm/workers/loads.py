@@ -64,8 +64,17 @@ class Load:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        self._began = self.link.begin()
-        self.noted = self.plan.follow is not None  # how long it takes is for the engine that computes
+        self._began = self.link.begin() if self.is_timed else 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its duration shows the link's rate. That of a load that follows a store shows the producer's."""
+        return self.plan.follow is None
+
+    def end_time(self) -> None:
+        """Note that the load has left the link."""
+        if self.is_timed:
+            self.link.end()
 
     @property
     def alone_s(self) -> float:
@@ -176,7 +185,7 @@ class Loads:
     def _end(self, load: Load) -> None:
         """End a load without a delivery."""
         load.note(failed=bool(load.missing), ended=True)
-        self._link.end()
+        load.end_time()
         self._client.spawn(self._release(load.found))
 
     def try_out(self, plan: TryPlan) -> None:
@@ -242,7 +251,7 @@ class Loads:
         self._settled.append(Settled(request_id=plan.request_id, group=plan.group, arrived=not failed))
         if load.delivery is not None and not failed and len(load.wanted_ns) == self._blocks.num_layers:
             self._client.post(partial(load.delivery.wanted, load.wanted_ns))
-        if plan.blocks and not failed and not load.noted:
+        if plan.blocks and not failed and not load.noted and load.is_timed:
             self._note_time(load.plan, len(load.plan.blocks), load.took_s or load.alone_s)
         self._count("failed_blocks", len(failed))
         self._count("loaded_blocks", len(load.plan.blocks) - len(failed))
@@ -311,7 +320,8 @@ class Loads:
             return
         load.noted = True
         layers = self._blocks.num_layers
-        self._note_time(load.plan, len(load.plan.blocks), load.alone_s * layers / max(load.arrived, 0.5))
+        if load.is_timed:
+            self._note_time(load.plan, len(load.plan.blocks), load.alone_s * layers / max(load.arrived, 0.5))
         self._count("late_blocks", len(load.plan.blocks))
 
     def missing(self) -> set[int]:
@@ -340,7 +350,7 @@ class Loads:
             load.missing = set(load.plan.blocks)
             logger().error("a load broke off", exc_info=error)
         load.note(failed=bool(load.missing))
-        self._link.end()
+        load.end_time()
         if load.delivery is not None:
             await _quiet(load.delivery)
         if load.plan.asynchronous and not load.missing and load.begin_copy():
