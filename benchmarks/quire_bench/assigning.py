@@ -1,4 +1,4 @@
-"""Which engine prefills: a trace on simulated engines, and the time of the answer.
+"""Choice of the engine that prefills: a trace on simulated engines, and the time of the answer.
 
 The trace runs on virtual time. Decisions are those of the orchestrator's own code; engines are modelled: each prefills
 one prompt at a time, and keeps the least recently used blocks that fit its memory. What was computed once is in Quire,
@@ -48,7 +48,7 @@ Choice = Callable[[int, CachedPrompt, EngineTable, Sequence[int]], int]
 
 @dataclass(slots=True)
 class _Engine:
-    """`free_s`: when it has computed what it has; `blocks`: in its own memory, least recently used first."""
+    """An engine. `free_s`: end of its last prompt; `blocks`: in its own memory, least recently used first."""
 
     capacity: int
     free_s: float = 0.0
@@ -145,12 +145,12 @@ def _table(
 
 
 def by_assignment(number: int, prompt: CachedPrompt, engines: EngineTable, unanswered: Sequence[int]) -> int:
-    """As the orchestrator chooses."""
+    """Choose as the orchestrator does."""
     return list(engines.names).index(assign(prompt, engines).engine)
 
 
 def in_turns(number: int, prompt: CachedPrompt, engines: EngineTable, unanswered: Sequence[int]) -> int:
-    """Round robin."""
+    """Choose round robin."""
     return number % len(engines.names)
 
 
@@ -178,8 +178,8 @@ def run_trace(trace: Path, played: int, count: int, engines: Engines, speeds: Se
     }
     for speed in track(speeds, "speeds", transient=True):
         ours = simulate(requests, engines, by_assignment, speed)[played:]
-        for way, other in ways.items():
-            base = simulate(requests, engines, other, speed)[played:]
+        for way, choice in ways.items():
+            base = simulate(requests, engines, choice, speed)[played:]
             measured = {
                 "mean TTFT s": float(np.mean(ours)),
                 "p99 s": percentile(ours, 0.99),

@@ -55,6 +55,14 @@ async def test_a_store_withdraws_its_own(running: Any) -> None:
     await running.end(keys, ranges, _OTHER)
 
 
+async def test_of_two_stores_the_later_one_comes_first(running: Any) -> None:
+    """The end of the other may have been lost with its gateway."""
+    keys = _keys(100)
+    for node, first, end_ms in (("stale", 0, 5_000), ("live", 10, 9_000), ("older", 5, 4_000)):
+        await running.begin(keys, [ChunkRange(node, first, 100 - first)], os.urandom(16), end_ms)
+    assert [run.node_id for run in await running.find(keys, 0)] == ["live", "stale", "older"]
+
+
 async def test_one_whose_end_was_lost_ends_with_its_permit(running: Any) -> None:
     keys = _keys(3)
     await running.begin(keys, [ChunkRange("a", 0, 3)], _STORE, _END_MS)

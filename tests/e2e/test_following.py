@@ -95,9 +95,9 @@ class _Follower:
         assert np.array_equal(self.rows[layer], self.prefix.payload[layer]), "announced, and not there"
 
     async def end(self) -> Any:
-        """The summary, once the memory is the follower's own again."""
+        """The summary, once the memory is the follower's own again: long before its time is over."""
         assert self.retrieval.delivery is not None
-        async with asyncio.timeout(_LIMIT_S):
+        async with asyncio.timeout(_LIMIT_S / 3):
             summary = await self.retrieval.delivery.summary()
             await self.retrieval.delivery.quiesced(10)
         return summary
@@ -196,6 +196,19 @@ async def test_a_producer_that_dies_ends_its_followers(cluster: LocalCluster) ->
         await one.close()
         summary = await follower.end()
         assert summary.usable_chunks == 0 and any(each.error_code for each in summary.outcomes)
+
+
+async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalCluster) -> None:
+    """Else nobody would be answered: it would be as if the gateway had gone."""
+    prefix = _Prefix.of(2)
+    async with QuireClient(cluster.gateway_address, timeout_s=2.0) as client:
+        buffer = client.allocate(prefix.payload.nbytes)
+        retrieval = await client.retrieve(prefix.namespace, prefix.keys, buffer, follow_s=60.0)
+        assert retrieval.delivery is None and not buffer.is_busy
+        for wrong in (-1.0, float("inf"), float("nan")):
+            with pytest.raises(InvalidRequest, match="follow_s"):
+                await client.retrieve(prefix.namespace, prefix.keys, buffer, follow_s=wrong)
+        buffer.close()
 
 
 async def test_a_follower_that_is_given_up_costs_the_store_nothing(cluster: LocalCluster) -> None:

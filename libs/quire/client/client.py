@@ -17,7 +17,7 @@ from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
 from quire.client.memory.route_check import RouteCheck
-from quire.client.retrieval import Retrieval, first_of, retrieved
+from quire.client.retrieval import Retrieval, first_of, follow_ms, retrieved
 from quire.client.store import StoreSession
 from quire.model.assignment import Assignment, Engine, EngineTable
 from quire.model.descriptor import DeliveryOrder, Descriptor
@@ -269,7 +269,7 @@ class QuireClient:
         chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
         of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
-        it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
+        it; other keys are waited for, for that long and half of the client's `timeout_s` at most. If a store fails, the
         delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
         called with the delivery before the answer is waited for, so that another task can give it up.
 
@@ -297,7 +297,7 @@ class QuireClient:
             transfer_ms=self._transfer_ms,
             first_layer_us=urgency.first_layer_us,
             priority=urgency.priority,
-            follow_ms=round(1000 * follow_s),
+            follow_ms=follow_ms(follow_s, self._timeout_s),
         )
         request.descriptor.ClearField("chunk_keys")
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it

@@ -64,6 +64,7 @@ class Delivery:
         self._outcomes: list[NodeOutcome] = []
         self._stop: Stop | None = None
         self._cancelled = loop.create_future()
+        self._returned: asyncio.Future[None] = loop.create_future()
         self._task: asyncio.Task[FetchSummary] | None = None
         self._asked = False
         self._span: trace.Span = trace.INVALID_SPAN
@@ -110,8 +111,10 @@ class Delivery:
             await asyncio.wait([self._task], timeout=timeout_s)
         if self._quiescence is not None:
             await self._quiescence.wait(timeout_s)
-        elif self._loan.is_open:
-            raise DeadlineExceeded(f"no word from the gateway within {timeout_s} s")
+        elif self._loan.is_open:  # no answer came: nodes that it named may write until their permits end
+            await asyncio.wait([self._returned], timeout=timeout_s)
+            if not self._returned.done():
+                raise DeadlineExceeded(f"no word from the gateway within {timeout_s} s")
 
     @property
     def is_lent(self) -> bool:
@@ -244,6 +247,8 @@ class Delivery:
 
     def _end_loan(self) -> None:
         self._loan.end()
+        if not self._returned.done():
+            self._returned.set_result(None)
         self._on_quiesced()
 
     def _ended(self, summary: pb.FetchSummary) -> FetchSummary:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup
-from quire.model.errors import PeerLost
+from quire.model.errors import InvalidRequest, PeerLost
 from quire.model.ranges import clip
 from quire.wire.v1 import gateway_pb2 as pb
 
@@ -51,6 +52,16 @@ async def retrieved(
                 delivery.nothing_comes()
             if not lookup.done():
                 lookup.set_result(response)
+
+
+def follow_ms(follow_s: float, timeout_s: float) -> int:
+    """Return the time for which a request follows stores: short enough for an answer before the request's deadline.
+
+    Raises `InvalidRequest` for what is no time.
+    """
+    if not 0 <= follow_s < math.inf:
+        raise InvalidRequest(f"{follow_s} is no time", field="follow_s")
+    return math.ceil(1000 * min(follow_s, timeout_s / 2))
 
 
 async def first_of(lookup: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:

@@ -1,4 +1,4 @@
-"""Which engine is to prefill a prompt: what is known of each, and the answer (ObjectCache, §3)."""
+"""Choice of the engine that prefills a prompt: facts about each engine, and the answer (ObjectCache, §3)."""
 
 from __future__ import annotations
 

@@ -25,11 +25,12 @@ class MemoryRunningStores:
                 del self._stores[keys.at(run.first)]
 
     async def find(self, keys: ChunkKeys, now_ms: int) -> list[ChunkRange]:
-        ranges = list[ChunkRange]()
+        ranges = list[tuple[int, ChunkRange]]()
         for at in range(len(keys)):
             _, until_ms, node, stored = self._stores.get(keys.at(at), (b"", 0, "", ()))
             if until_ms > now_ms:
                 prefix = list(keys.run(at, len(keys) - at))
                 count = next((i for i, (a, b) in enumerate(zip(prefix, stored, strict=False)) if a != b), None)
-                ranges.append(ChunkRange(node, at, min(len(prefix), len(stored)) if count is None else count))
-        return ranges
+                shared = min(len(prefix), len(stored)) if count is None else count
+                ranges.append((until_ms, ChunkRange(node, at, shared)))
+        return [run for _, run in sorted(ranges, key=lambda entry: -entry[0])]

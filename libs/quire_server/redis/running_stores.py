@@ -53,7 +53,7 @@ class RunningStores:
             await pipeline.execute()
 
     async def end(self, keys: ChunkKeys, ranges: Sequence[ChunkRange], store_id: bytes) -> None:
-        """Withdraw what `begin` has announced, unless another store has announced the same since."""
+        """Withdraw the announcement of `begin`, unless another store has announced the same chunks since."""
         prints = fingerprints(keys.packed)
         async with metadata_errors():
             for part in _in_buckets(ranges):
@@ -61,7 +61,7 @@ class RunningStores:
                 await self._end(keys=[_bucket(prints, part)], args=[first, store_id])
 
     async def find(self, keys: ChunkKeys, now_ms: int) -> list[ChunkRange]:
-        """Return the parts of a prefix whose stores are running, by their first chunks; some may overlap."""
+        """Return the parts of a prefix whose stores are running, the latest end first; some may overlap."""
         prints, step = fingerprints(keys.packed), BUCKET_CHUNKS * PRINT_BYTES
         buckets = [prints[at : at + step] for at in range(0, len(prints), step)]
         async with metadata_errors():
@@ -69,12 +69,14 @@ class RunningStores:
             for part in buckets:
                 pipeline.hmget(stores_key(part[:PRINT_BYTES]), [*_each(part)])
             answers = await pipeline.execute()
-        found: list[ChunkRange] = []
+        parts: list[tuple[int, ChunkRange]] = []
         for number, (part, values) in enumerate(zip(buckets, answers, strict=True)):
             for at, value in enumerate(values):
-                if value is not None and (run := _common(value, part[at * PRINT_BYTES :], now_ms)) is not None:
-                    found.append(ChunkRange(run[0], number * BUCKET_CHUNKS + at, run[1]))
-        return found
+                if value is not None:
+                    until_ms, node, count = _common(value, part[at * PRINT_BYTES :])
+                    if until_ms > now_ms:
+                        parts.append((until_ms, ChunkRange(node, number * BUCKET_CHUNKS + at, count)))
+        return [run for _, run in sorted(parts, key=lambda entry: -entry[0])]
 
 
 def _in_buckets(ranges: Sequence[ChunkRange]) -> Iterator[ChunkRange]:
@@ -96,15 +98,13 @@ def _each(prints: bytes) -> Iterator[bytes]:
     return (prints[at : at + PRINT_BYTES] for at in range(0, len(prints), PRINT_BYTES))
 
 
-def _common(value: bytes, prints: bytes, now_ms: int) -> tuple[str, int] | None:
-    """Return the node, and how many chunks a field and a prefix have in common; None for a store that is over."""
+def _common(value: bytes, prints: bytes) -> tuple[int, str, int]:
+    """Return the end of a field's store, its node, and how many chunks it has in common with a prefix."""
     _, until_ms, length = _HEAD.unpack_from(value)
-    if until_ms <= now_ms:
-        return None
     node, stored = value[_HEAD.size : _HEAD.size + length].decode(), value[_HEAD.size + length :]
     count = 0
     for ours, theirs in zip(_each(prints), _each(stored), strict=False):
         if ours != theirs:
             break
         count += 1
-    return node, count
+    return until_ms, node, count

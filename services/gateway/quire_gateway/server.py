@@ -421,10 +421,9 @@ async def serve(config: GatewayConfig) -> None:
     key_acts.start()
     await view.start()
     describe = partial(_described, config, incarnation, gateway, lookups, sessions, admission)
-    last = (warming.close, boundary.addresses.close, sessions.close, leases.close, admission.close, probe.close)
-    member = partial(
-        serve_member, server, channels, config, describe, clock=clock, last=(*last, key_acts.close, view.close)
-    )
+    first = (warming.close, boundary.addresses.close, sessions.close, leases.close, admission.close, announcing.close)
+    ends = (*first, probe.close, key_acts.close, view.close)
+    member = partial(serve_member, server, channels, config, describe, clock=clock, last=ends)
     await _live(config, member, servers=servers, frontends=frontends, sessions=sessions, watching=watching)
     await asyncio.gather(transport.close(), redis.aclose())
 

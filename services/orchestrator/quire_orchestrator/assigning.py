@@ -1,4 +1,4 @@
-"""Assignment of prompts to engines: what Quire has of each, and where that lies."""
+"""Assignment of prompts to engines, by the chunks that Quire has of them and their nodes."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Assigning:
         """
         if not len(keys) or prompt_tokens < len(keys) * namespace.layout.chunk_tokens:
             raise InvalidRequest(f"{prompt_tokens} tokens, {len(keys)} chunks", field="prompt_tokens")
-        found = await self._lookups.peek(Question(namespace, keys))
+        readable = await self._lookups.peek(Question(namespace, keys))
         nodes, rates = self._cluster.storage_nodes(), self._cluster.link_rates
-        names = {run.node_id for run in found.ranges}
+        names = {run.node_id for run in readable.ranges}
         prompt = CachedPrompt(
             tokens=prompt_tokens,
             tip=keys.at(len(keys) - 1),
             layout=namespace.layout,
-            ranges=found.ranges,
+            ranges=readable.ranges,
             sources={name: _source(nodes.get(name), rates) for name in names},
-            objects=found.objects,
+            objects=readable.objects,
             fixed_s=_FIXED_S,
             host_bytes_per_s=_HOST_BYTES_PER_S,
         )
@@ -60,7 +60,7 @@ class Assigning:
 
 
 def _source(node: Node | None, rates: dict[str, int]) -> Source:
-    """Return what is known of a storage node; one that has just left is on no engine's host."""
+    """Return the host and rate of a storage node; one that has just left is on no engine's host."""
     if node is None or not isinstance(node.about, StorageInfo):
         return Source(host="", bytes_per_s=_LINK_BYTES_PER_S)
     return Source(host=node.location.host, bytes_per_s=rates.get(node.about.link) or _LINK_BYTES_PER_S)

@@ -68,9 +68,13 @@ async def test_an_answer_that_was_lost_keeps_the_buffer_lent(
     assert buffer.is_busy
     with pytest.raises(DeadlineExceeded):
         await delivery.quiesced(0.01)
+    waiting = asyncio.create_task(delivery.quiesced(60.0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done(), "it waits, and does not say at once that it may not be used"
     (no_permit_is_good_any_more,) = later
     no_permit_is_good_any_more()
     assert not buffer.is_busy
+    await waiting
     buffer.close()
 
 

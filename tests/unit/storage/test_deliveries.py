@@ -14,7 +14,7 @@ import pytest
 
 from quire.model.chunk_object import write_chunk_object
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.model.errors import LayoutInvalid, TooManyRequests, TransferRunning
+from quire.model.errors import DescriptorInvalid, LayoutInvalid, PeerLost, TooManyRequests, TransferRunning
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
@@ -30,6 +30,7 @@ from quire_storage.delivery.object_loads import LoadParts, ObjectChunk, ObjectLo
 from quire_storage.delivery.transfers import Transfers
 from quire_storage.ingest.arrivals import Arrivals
 from quire_storage.tiers.object_tier import ChunkObjects
+from quire_storage.tiers.tiers import Slots
 
 
 class _Node:
@@ -44,9 +45,16 @@ class _Node:
     def pin(self, keys: Any) -> Any:
         return SimpleNamespace(copies=[], missing=keys)
 
-    async def find(self, records: Any, shape: Shape) -> dict[bytes, ObjectChunk]:
+    def find(self, *arguments: Any) -> Any:
+        """No copy is here; or what the object tier has."""
+        return self._in_object_tier(*arguments) if len(arguments) > 1 else None
+
+    async def _in_object_tier(self, records: Any, shape: Shape) -> dict[bytes, ObjectChunk]:
         await self.found.wait()
         return {record.key: ObjectChunk(record.key, 1, shape) for record in records}
+
+    def follow(self, *_: Any) -> list[int]:
+        return []
 
     def check_shape(self, shape: Any) -> None:
         raise LayoutInvalid("a slice is larger than a staging block")
@@ -100,7 +108,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Node]:
     monkeypatch.setattr(module, "NodeDelivery", _Delivery)
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
-    reading = SimpleNamespace(reading=SimpleNamespace(loads=tiers))
+    reading = SimpleNamespace(reading=SimpleNamespace(loads=tiers), clock=FakeClock())
     parts: Any = {"config": config, "parts": reading, "tiers": tiers, "registry": None, "index": None, "on_read": None}
     parts |= {"transfers": Transfers(FakeClock()), "arrivals": Arrivals()}
     return Deliveries(spawn=spawn, **parts), tiers
@@ -147,6 +155,39 @@ async def test_one_tenant_leaves_room_to_others(node: tuple[Deliveries, _Node]) 
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_store_that_has_just_failed_is_not_waited_for(node: tuple[Deliveries, _Node]) -> None:
+    """A follower comes when the store's announcement is not withdrawn yet."""
+    deliveries, tiers = node
+    keys, slots = [bytes(32)], Slots(1, Shape(1, 64), np.zeros(1, dtype=np.int64), 64)
+    order: Any = SimpleNamespace(records=[SimpleNamespace(key=key) for key in keys], store_id=b"s" * 16)
+    with pytest.raises(PeerLost), deliveries._arrivals.arriving(order, slots):
+        raise PeerLost("its client has gone")
+    tiers.found.set()
+    _Delivery.quiet.set()
+    call = replace(_call(1), arriving=_call(1).ranges, follow_s=1e9)
+    async with asyncio.timeout(20), contextlib.aclosing(deliveries.deliver(call)) as events:  # type: ignore[type-var]
+        assert await _first(events) == 0
+
+
+async def test_a_wait_for_a_store_is_stopped_with_the_delivery(node: tuple[Deliveries, _Node]) -> None:
+    deliveries, _ = node
+    call = replace(_call(1), arriving=_call(1).ranges, follow_s=1e9)
+    waiting = asyncio.create_task(_first(deliveries.deliver(call)))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await deliveries._transfers.stop((call.delivery_id, call.node_index), 10.0)
+    with pytest.raises(PeerLost, match="stopped"):
+        await waiting
+    assert not deliveries._room.taken
+
+
+async def test_what_arrives_is_a_part_of_what_is_delivered(node: tuple[Deliveries, _Node]) -> None:
+    deliveries, _ = node
+    call = replace(_call(1), arriving=(ChunkRange("storage-0", 0, 2),), follow_s=1.0)
+    with pytest.raises(DescriptorInvalid, match="arriving"):
+        await anext(deliveries.deliver(call))
 
 
 async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries, _Node]) -> None:

@@ -102,7 +102,7 @@ class SyncCalls(SyncLoop):
         chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
         `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
         of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
-        it; keys that neither can be read nor arrive are waited for, for that long at most. If such a store fails, the
+        it; other keys are waited for, for that long and half of the client's `timeout_s` at most. If a store fails, the
         delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
         called with the delivery before the answer is waited for, so that another task can give it up.
 

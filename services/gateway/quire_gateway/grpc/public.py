@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from quire.model.errors import InvalidRequest
+from quire.model.errors import DeadlineExceeded, InvalidRequest
 from quire.model.hashing import tenant_name
 from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
@@ -270,10 +271,12 @@ class GatewayServicer(GatewayServiceServicer):
             raise InvalidRequest("unchained chunks are all delivered", field="descriptor.first_chunk")
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
         payload, salt = requested.payload_bytes, request.lookup.namespace.tenant_salt
+        began_s, follow_s = self._clock.monotonic_s(), request.follow_ms / 1000
+        if follow_s:  # it holds nothing of the tenant's that the awaited stores may need
+            await self._following.until_all_arrive(question, follow_s)
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
-            began_s, follow_s = self._clock.monotonic_s(), request.follow_ms / 1000
-            followed = await self._match(question, follow_s)
-            match = followed.found
+            followed = await (self._following.lookup(question) if follow_s else self._readable(question))
+            match = followed.readable
             take = match.advice.chunks if match.advice is not None else followed.chunks
             yield pb.RetrieveResponse(found=_found(match, question, followed.arriving))
             if take <= requested.first_chunk:
@@ -297,9 +300,7 @@ class GatewayServicer(GatewayServiceServicer):
                 async for event in events:
                     yield pb.RetrieveResponse(delivery=_fetched(event))
 
-    async def _match(self, question: Question, follow_s: float) -> Followed:
-        if follow_s:
-            return await self._following.lookup(question, follow_s)
+    async def _readable(self, question: Question) -> Followed:
         return Followed(await self._lookups.lookup(question), ())
 
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
@@ -357,8 +358,14 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
 
 
 def _remaining_ms(transfer_ms: int, waited_s: float) -> int:
-    """Return what is left of the time for which a client lends its memory; 0 for as long as this gateway permits."""
-    return max(1, transfer_ms - round(waited_s * 1000)) if transfer_ms else 0
+    """Return the remaining time for which a client lends its memory; 0 for as long as this gateway permits.
+
+    Raises `DeadlineExceeded` if it is over.
+    """
+    left_ms = transfer_ms - math.ceil(waited_s * 1000)
+    if transfer_ms and left_ms <= 0:
+        raise DeadlineExceeded("the client's memory was lent for a shorter time than its chunks were waited for")
+    return left_ms if transfer_ms else 0
 
 
 def _found(match: LookupAnswer, question: Question, arriving: Sequence[ChunkRange] = ()) -> pb.LookupResponse:

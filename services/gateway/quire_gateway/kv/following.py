@@ -24,6 +24,7 @@ from quire_server.lookups import LookupAnswer, Question
 _LOOK_S: Final = 0.002
 _LOOK_S_MAX: Final = 0.05
 _LOOK_SLOWER: Final = 1.5
+_CLOSE_S: Final = 1.0
 
 
 class RunningStores(Protocol):
@@ -74,6 +75,11 @@ class Announcements:
         await asyncio.wait([announcing])
         await self._running.end(keys, ranges, store_id)
 
+    async def close(self) -> None:
+        """Let withdrawals end, for a moment."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(_logged(work))
         self._tasks.add(task)
@@ -85,13 +91,13 @@ class Announcements:
 class Followed:
     """The readable part of a prefix, and behind it the part whose stores are running."""
 
-    found: LookupAnswer
+    readable: LookupAnswer
     arriving: tuple[ChunkRange, ...]
 
     @property
     def chunks(self) -> int:
         """Chunks of both parts."""
-        return self.arriving[-1].stop if self.arriving else self.found.matched_chunks
+        return self.arriving[-1].stop if self.arriving else self.readable.matched_chunks
 
 
 class Following:
@@ -103,8 +109,8 @@ class Following:
         self._view = view
         self._clock = clock
 
-    async def lookup(self, question: Question, wait_s: float) -> Followed:
-        """Wait until every chunk can be read or arrives, `wait_s` at most; then answer with those that do.
+    async def until_all_arrive(self, question: Question, wait_s: float) -> None:
+        """Wait until every chunk can be read or arrives, `wait_s` at most.
 
         Raises:
             InvalidRequest: The question is about unchained keys, or wants advice.
@@ -119,33 +125,31 @@ class Following:
             covered = arriving[-1].stop if arriving else readable
             left_s = end_s - self._clock.monotonic_s()
             if covered == len(question.keys) or left_s <= 0:
-                break
+                return
             await self._clock.sleep(min(pause_s, left_s))
             pause_s = min(_LOOK_S_MAX, pause_s * _LOOK_SLOWER)
+
+    async def lookup(self, question: Question) -> Followed:
+        """Return the chunks that can be read or arrive now."""
         running = await self._running.find(question.keys, self._clock.now_ms())  # before, so that none is in neither
-        found = await self._lookups.lookup(question)
-        arriving = self._behind(found.matched_chunks, running)
-        return Followed(self._reached(found, arriving), tuple(arriving))
+        answer = await self._lookups.lookup(question)
+        arriving = self._behind(answer.matched_chunks, running)
+        names = {node.node_id for node in answer.nodes}
+        unnamed = [run for run in arriving if run.node_id not in names]
+        nodes = [*answer.nodes, *addresses_of(unnamed, self._view.storage_nodes())]
+        return Followed(replace(answer, nodes=nodes), tuple(arriving))
 
     def _behind(self, first: int, running: Sequence[ChunkRange]) -> list[ChunkRange]:
-        """Return what arrives at live nodes from chunk `first` on, without a gap."""
+        """Return what arrives at live nodes from chunk `first` on, without a gap; of several stores the latest."""
         live, arriving, at = self._view.storage_nodes(), list[ChunkRange](), first
-        while covering := [run for run in running if run.first <= at < run.stop and run.node_id in live]:
-            furthest = max(covering, key=lambda run: run.stop)
-            extend(arriving, ChunkRange(furthest.node_id, at, furthest.stop - at))
-            at = furthest.stop
+        while covering := next((run for run in running if run.first <= at < run.stop and run.node_id in live), None):
+            extend(arriving, ChunkRange(covering.node_id, at, covering.stop - at))
+            at = covering.stop
         return arriving
-
-    def _reached(self, found: LookupAnswer, arriving: Sequence[ChunkRange]) -> LookupAnswer:
-        """The answer, with the addresses of nodes at which chunks arrive."""
-        if not arriving:
-            return found
-        nodes = addresses_of([*found.ranges, *arriving], self._view.storage_nodes())
-        return replace(found, nodes=nodes)
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except QuireError as error:
-        logger().warning("followers are not told of a store", error=str(error))
+        logger().warning("a store is not announced to followers", error=str(error))

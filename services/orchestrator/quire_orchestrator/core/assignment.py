@@ -1,8 +1,8 @@
 """Choice of the engine that prefills a prompt (ObjectCache, §3), by the time to first token of each engine.
 
 The time is that of its queue, and of Eq. 3: a layer is computed while the next one is loaded. An engine has some of the
-prompt itself; the rest of what Quire has comes from storage nodes on its host, from others over their links, or from
-the object tier; what is not loaded is computed.
+prompt itself; the rest of the stored chunks comes from storage nodes on its host, from others over their links, or from
+the object tier; chunks that are not loaded are computed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPrompt:
-    """What Quire has of a prompt.
+    """The part of a prompt that Quire has.
 
     Attributes:
         tokens: Length of the prompt.
@@ -98,8 +98,8 @@ def _estimates(prompt: CachedPrompt, engines: EngineTable) -> tuple[Array, Integ
     layout, rates = prompt.layout, engines.tokens_per_s[:, None]
     cached = np.minimum(engines.cached_tokens, prompt.tokens - 1)[:, None]
     own = cached // layout.chunk_tokens
-    behind = np.maximum(prompt.chunks - own, 0)
-    takes = own + np.ceil(behind * _SHARES).astype(np.int64)
+    loadable = np.maximum(prompt.chunks - own, 0)
+    takes = own + np.ceil(loadable * _SHARES).astype(np.int64)
     present = np.minimum(np.maximum(cached, takes * layout.chunk_tokens), prompt.tokens - 1)
     windows = (prompt.tokens - present) / (rates * layout.num_layers)
     transfers, requests_s = _transfers(prompt, engines, own, takes)
@@ -113,8 +113,8 @@ def _transfers(prompt: CachedPrompt, engines: EngineTable, own: Integers, takes:
     Nodes of other hosts send side by side; so do those of the engine's own host, and the object tier.
     """
     size, cold = prompt.layout.slice_bytes, _between(_counts(prompt.objects.ranges, prompt.chunks), own, takes)
-    held = takes - own - cold
-    near, near_rate = np.zeros(takes.shape, dtype=np.int64), np.zeros((len(takes), 1))
+    held_chunks = takes - own - cold
+    near_chunks, near_rate = np.zeros(takes.shape, dtype=np.int64), np.zeros((len(takes), 1))
     at_host: dict[str, list[int]] = {}
     for number, host in enumerate(engines.hosts):
         at_host.setdefault(host, []).append(number)
@@ -123,11 +123,11 @@ def _transfers(prompt: CachedPrompt, engines: EngineTable, own: Integers, takes:
             names = {run.node_id for run in mine}
             colder = [run for run in prompt.objects.ranges if run.node_id in names]
             counts = _counts(mine, prompt.chunks) - _counts(colder, prompt.chunks)
-            near[at] = _between(counts, own[at], takes[at])
+            near_chunks[at] = _between(counts, own[at], takes[at])
             near_rate[at] = sum(prompt.sources[name].bytes_per_s for name in names)
     rate = float(sum(source.bytes_per_s for source in prompt.sources.values()))
-    far_s = (held - near) * (size / np.maximum(rate - near_rate, 1.0))
-    together = np.maximum(far_s, near * (size / prompt.host_bytes_per_s))
+    far_s = (held_chunks - near_chunks) * (size / np.maximum(rate - near_rate, 1.0))
+    together = np.maximum(far_s, near_chunks * (size / prompt.host_bytes_per_s))
     if not prompt.objects:
         return together, np.zeros(1)
     requests_s = prompt.objects.seconds(takes, 0)
@@ -135,7 +135,7 @@ def _transfers(prompt: CachedPrompt, engines: EngineTable, own: Integers, takes:
 
 
 def _counts(ranges: Sequence[ChunkRange], chunks: int) -> Integers:
-    """(chunks + 1,): how many of the first chunks lie in the ranges."""
+    """(chunks + 1,): how many of the first chunks are in the ranges."""
     marks = np.zeros(chunks + 1, dtype=np.int64)
     for run in ranges:
         marks[run.first + 1 : run.stop + 1] = 1

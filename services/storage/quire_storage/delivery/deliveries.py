@@ -112,10 +112,12 @@ class Deliveries:
         Raises `DescriptorInvalid` if they are not its own, or not of the request.
         """
         descriptor = call.descriptor
-        for run in (*call.ranges, *call.arriving):
+        for run in call.ranges:
             inside = descriptor.first_chunk <= run.first < run.stop <= descriptor.stop_chunk
             if run.node_id != self._config.node_id or not inside:
                 raise DescriptorInvalid(f"{run} is not this node's to deliver", field="ranges")
+        if not set(call.arriving) <= set(call.ranges):
+            raise DescriptorInvalid("a range is not among the ranges to deliver", field="arriving")
         if not call.ranges:
             raise DescriptorInvalid("names no chunk", field="ranges")
         return ChunkKeys(b"".join(descriptor.keys.run(run.first, run.count).packed for run in call.ranges))
@@ -150,7 +152,7 @@ class Deliveries:
     async def _until_they_arrive(self, call: DeliverOrder) -> None:
         """Wait until the chunks whose store was running can be read or arrive, for as long as the order says.
 
-        Raises `PeerLost` if the delivery is stopped.
+        Not for chunks whose store has just failed. Raises `PeerLost` if the delivery is stopped.
         """
         clock, keys, shape = self._parts.clock, _arriving_keys(call), _shape_of(call)
         end_s = min(clock.monotonic_s() + call.follow_s, call.until_s)
@@ -162,7 +164,9 @@ class Deliveries:
         self._transfers.stop_by((call.delivery_id, call.node_index), stop)
         while not stopped.done() and (left_s := end_s - clock.monotonic_s()) > 0:
             absent = [key for key in keys if self._tiers.find(key) is None]
-            if len(self._arrivals.find(absent, shape)) == len(absent):
+            arriving = {chunk.key for chunk in self._arrivals.find(absent, shape)}
+            awaited = [key for key in absent if key not in arriving]
+            if not awaited or any(map(self._arrivals.has_failed, awaited)):
                 return
             await asyncio.wait([self._arrivals.change(), stopped], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if stopped.done():
@@ -180,6 +184,7 @@ class Deliveries:
                 elsewhere: dict[bytes, Source] = dict(self._arriving(call, pinned))
                 absent = [key for key in pinned.missing if key not in elsewhere]
                 elsewhere |= await self._in_object_tier(call, absent)
+                elsewhere |= _over(call, [key for key in absent if key not in elsewhere])
             except BaseException:
                 self._tiers.unpin(pinned)
                 raise
@@ -194,7 +199,7 @@ class Deliveries:
         raise ChunkMissing(f"chunk {index} of those asked for, key {lacking[0].hex()}", field="chunk_keys")
 
     def _arriving(self, call: DeliverOrder, pinned: PinnedCopies) -> dict[bytes, ArrivingChunk]:
-        """Follow the stores of chunks that cannot be read yet. One whose store is over fails alone."""
+        """Follow the stores of chunks that cannot be read yet."""
         wanted, shape = frozenset(_arriving_keys(call)), _shape_of(call)
         missing = [key for key in pinned.missing if key in wanted]
         following: dict[bytes, ArrivingChunk] = {}
@@ -203,9 +208,7 @@ class Deliveries:
             keys, positions = [chunk.key for chunk in chunks], [chunk.at for chunk in chunks]
             joined = self._tiers.follow(pinned, arrival.slots, keys, positions)
             following |= {keys[at]: chunks[at] for at in joined}
-        over = [key for key in missing if key not in following]
-        error = ChunkMissing("its store has failed, or has not begun in time", field="chunk_keys")
-        return following | {chunk.key: chunk for chunk in never(over, shape, error)}
+        return following
 
     async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
         """Return the chunks that the object tier has, as far as is known."""
@@ -290,6 +293,13 @@ def _shape_of(call: DeliverOrder) -> Shape:
 def _arriving_keys(call: DeliverOrder) -> list[bytes]:
     """Return the keys whose store was running when the gateway looked."""
     return [key for run in call.arriving for key in call.descriptor.keys.run(run.first, run.count)]
+
+
+def _over(call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ArrivingChunk]:
+    """Return the keys whose store was running and is over, as chunks of a failed store: each fails alone."""
+    wanted = frozenset(_arriving_keys(call))
+    error = ChunkMissing("its store has failed, or has not begun in time", field="chunk_keys")
+    return {chunk.key: chunk for chunk in never([key for key in keys if key in wanted], _shape_of(call), error)}
 
 
 def _records_of(call: DeliverOrder) -> list[ChunkRecord]:

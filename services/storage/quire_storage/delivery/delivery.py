@@ -91,9 +91,11 @@ class NodeDelivery:
         self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
         theta, is_cold = parts.theta(), any(isinstance(chunk, ObjectChunk) for chunk in chunks)
         theta_bytes = theta.object_bytes if is_cold else theta.held_bytes
+        self._follows = False
         self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, theta_bytes)
         if any(isinstance(chunk, ArrivingChunk) for chunk in chunks):  # one that waits keeps no turn of others
             self._order = DeliveryOrder.LAYERWISE
+            self._follows = True
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self.cancelled = False
@@ -257,6 +259,8 @@ class NodeDelivery:
             elif leave is None:  # the first layer goes out on credit while the scheduler is asked
                 self._allowance = parts.rates.begin(self._admission(), self._layer_bytes)
                 admitting = asyncio.create_task(self._admit(self._allowance))
+            if self._allowance is not None and self._follows:
+                self._allowance.reported = True  # its client waits for the store: no rate would have changed that
             await self._write_layers(stream, batches, span, partial(self._put, stream, lane))
         finally:
             if admitting is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +17,9 @@ from quire.model.errors import PeerLost, QuireError
 from quire.model.transfers import IngestOrder
 from quire_storage.core.pool.slots import Shape
 from quire_storage.tiers.tiers import Slots
+
+_REMEMBERED_S: Final = 2.0
+_REMEMBERED_MAX: Final = 16_384
 
 
 class Arrival:
@@ -74,6 +80,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._running: list[Arrival] = []
+        self._failed: OrderedDict[bytes, float] = OrderedDict()
         self._changed: asyncio.Future[None] | None = None
 
     @contextlib.contextmanager
@@ -84,11 +91,9 @@ class Arrivals:
         self._notify()
         try:
             yield arrival
-        except QuireError as error:
-            arrival.fail(error)
-            raise
-        except BaseException:
-            arrival.fail(PeerLost("the store was cancelled"))
+        except BaseException as error:
+            arrival.fail(error if isinstance(error, QuireError) else PeerLost("the store was cancelled"))
+            self._note_failure(arrival)
             raise
         finally:
             self._running.remove(arrival)
@@ -99,6 +104,8 @@ class Arrivals:
         for arrival in self._running:
             if arrival.store_id == store_id:
                 arrival.fail(error)
+                self._note_failure(arrival)
+        self._notify()
 
     def find(self, keys: Sequence[bytes], shape: Shape) -> list[ArrivingChunk]:
         """Return those of the chunks that arrive, in order."""
@@ -110,8 +117,21 @@ class Arrivals:
                         found.setdefault(key, ArrivingChunk(key, arrival, at))
         return [found[key] for key in keys if key in found]
 
+    def has_failed(self, key: bytes) -> bool:
+        """Whether a store of a chunk has failed lately, and none that arrives has it: it is waited for no longer."""
+        failed_s = self._failed.get(key, -math.inf)
+        return asyncio.get_running_loop().time() - failed_s < _REMEMBERED_S
+
+    def _note_failure(self, arrival: Arrival) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for key in arrival.positions:
+            self._failed[key] = now_s
+            self._failed.move_to_end(key)
+        while len(self._failed) > _REMEMBERED_MAX:
+            self._failed.popitem(last=False)
+
     def change(self) -> asyncio.Future[None]:
-        """Return what is done when a store begins or ends."""
+        """Return a future that is done when a store begins or ends."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         return self._changed

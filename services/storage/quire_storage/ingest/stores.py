@@ -140,6 +140,8 @@ class Stores:
         """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
+            if call.store_id in self._abandoned:
+                raise PeerLost("the store was abandoned before it began")
             with self._arrivals.arriving(call, slots) as arrival:
                 try:
                     async with reading:

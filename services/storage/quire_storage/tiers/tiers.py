@@ -132,9 +132,9 @@ class Tiers:
         return PinnedCopies(ticket, [copy], [])
 
     def follow(self, pinned: PinnedCopies, slots: Slots, keys: Sequence[bytes], positions: Sequence[int]) -> list[int]:
-        """Keep slots of a running store as they are until `unpin`, too: those of `keys`, at `positions` among them.
+        """Preserve slots of a running store until `unpin`: those of `keys`, at `positions` among the slots.
 
-        Returns which of the keys still lie there, by their places in `keys`.
+        Returns the places in `keys` of the chunks that are still in these slots.
         """
         ticket = self._executor.ticket()
         offsets = slots.offsets[list(positions)].tolist()

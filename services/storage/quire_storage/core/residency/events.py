@@ -51,8 +51,8 @@ class TransferUnsettled:
 class Followed:
     """A holder of pins wants chunks whose store is running, too: `keys`, at `offsets` of the slots of `transfer`.
 
-    Completes with the positions of those that still lie there. These slots stay as they are, whatever becomes of the
-    store, until `Unpinned` names the holder. What has become of the others `Pinned` tells.
+    Completes with the positions of those that still lie there. These slots keep their bytes, whatever becomes of the
+    store, until `Unpinned` names the holder. `Pinned` answers for the others.
     """
 
     ticket: int
@@ -153,7 +153,7 @@ class PinnedAlso:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """A holder lets go of everything that it has pinned, and follows nothing any more."""
+    """A holder releases all of its pins, and ends its reading of running stores."""
 
     ticket: int
 

@@ -67,7 +67,7 @@ class Ledger:
         return self._followed
 
     def follow(self, offsets: Sequence[int], holder: int) -> None:
-        """Keep slots as they are, whatever becomes of their owners, until `unfollow`."""
+        """Preserve the bytes of slots, whatever becomes of their owners, until `unfollow`."""
         self._followed.setdefault(holder, []).extend(offsets)
         self._followers.update(offsets)
 
