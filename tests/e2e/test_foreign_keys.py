@@ -113,6 +113,14 @@ async def _retrieve(world: World) -> None:
     buffer.view[:] = 0
     retrieved = await mallory.client.retrieve(mallory.namespace, world.keys, buffer)
     assert retrieved.found.matched_chunks == 0 and not buffer.view.any()
+    alice, longer = world.alice, some_keys(world.alice.namespace, CHUNKS + 2)
+    source, target = (each.client.allocate(LAYOUT.payload_bytes(CHUNKS + 2)) for each in (alice, mallory))
+    storing = await alice.client.store(alice.namespace, longer, CHUNKS, source)
+    followed = await mallory.client.retrieve(mallory.namespace, longer, target, follow_s=0.2)
+    assert followed.found.matched_chunks == 0, "a store that runs is hers, too"
+    await storing.cancel()
+    target.close()
+    source.close()
     buffer.close()
 
 
