@@ -1,8 +1,8 @@
-"""Choice of the engine that prefills: a trace on simulated engines, and the time of the answer.
+"""Assignment of prompts to engines: a trace on simulated engines, and the latency of the answer.
 
 The trace runs on virtual time. Decisions are those of the orchestrator's own code; engines are modelled: each prefills
-one prompt at a time, and keeps the least recently used blocks that fit its memory. What was computed once is in Quire,
-on nodes of other hosts. All ways of choosing an engine have that; they differ in the choice alone.
+one prompt at a time, and keeps the least recently used blocks that fit its memory. Every computed block is
+in Quire, on nodes of other hosts, whichever way engines are chosen.
 """
 
 from __future__ import annotations

@@ -27,15 +27,6 @@ _LIMIT_S = 30.0
 _UNUSED = 0xEE
 
 
-@pytest.fixture(params=["session-ucx", "calls-ucx", "session-shared"])
-def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster) -> None:
-    """Clients ask in a session, or by a call for each request; bytes go by UCX, or through shared memory."""
-    defaults: Any = QuireClient.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "session", request.param != "calls-ucx")
-    if request.param == "session-shared":
-        monkeypatch.setenv("QUIRE_SHARED_MEMORY", str(cluster.folder / "sockets"))
-
-
 @dataclass
 class _Prefix:
     namespace: Namespace
@@ -110,12 +101,12 @@ async def test_each_layer_comes_before_the_next_one_is_there(
     cluster: LocalCluster, chunks: int, durability: Durability
 ) -> None:
     """Two followers receive a layer while the store still waits for the one behind; 700 chunks go to several nodes."""
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(chunks)
-        async with _storing(one, prefix, durability=durability) as session:
-            followers = [await _Follower.begin(client, prefix) for client in (two, one)]
+        async with _storing(producer, prefix, durability=durability) as session:
+            followers = [await _Follower.begin(client, prefix) for client in (consumer, producer)]
             assert all(each.retrieval.found.arriving_chunks == chunks for each in followers)
-            assert not (await two.lookup(prefix.namespace, prefix.keys)).matched_chunks, "nothing is acknowledged"
+            assert not (await consumer.lookup(prefix.namespace, prefix.keys)).matched_chunks, "nothing is acknowledged"
             for layer in range(prefix.layers):
                 session.layer_produced(layer)
                 await asyncio.gather(*(each.layer(layer) for each in followers))
@@ -123,17 +114,17 @@ async def test_each_layer_comes_before_the_next_one_is_there(
             assert (await session.finish()).stored_chunks == chunks
         assert all(summary.usable_chunks == chunks for summary in summaries)
         assert all(not outcome.error_code for summary in summaries for outcome in summary.outcomes)
-        assert (await two.lookup(prefix.namespace, prefix.keys)).matched_chunks == chunks
+        assert (await consumer.lookup(prefix.namespace, prefix.keys)).matched_chunks == chunks
 
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_follower_may_come_first(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(60)
-        following = asyncio.create_task(_Follower.begin(two, prefix))
+        following = asyncio.create_task(_Follower.begin(consumer, prefix))
         await asyncio.sleep(0.2)
         assert not following.done()
-        async with _storing(one, prefix, complete=True) as session:
+        async with _storing(producer, prefix, complete=True) as session:
             follower = await asyncio.wait_for(following, _LIMIT_S)
             for layer in range(prefix.layers):
                 await follower.layer(layer)
@@ -143,13 +134,13 @@ async def test_a_follower_may_come_first(cluster: LocalCluster) -> None:
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_prefix_is_partly_readable_and_partly_arrives(cluster: LocalCluster) -> None:
-    """Of two stores besides; behind them nothing arrives, and the deadline is the follower's own."""
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    """The follower receives both parts, and nothing behind them, when its wait ends."""
+    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(600)
-        await store(one, prefix.namespace, prefix.keys.run(0, 300), prefix.payload[:, :300])
+        await store(producer, prefix.namespace, prefix.keys.run(0, 300), prefix.payload[:, :300])
         middle = _Prefix(prefix.namespace, prefix.keys.run(0, 500), prefix.payload[:, :500])
-        async with _storing(one, middle, 300) as session:
-            follower = await _Follower.begin(two, prefix, follow_s=0.3)
+        async with _storing(producer, middle, 300) as session:
+            follower = await _Follower.begin(consumer, prefix, follow_s=0.3)
             found = follower.retrieval.found
             assert (found.matched_chunks, found.arriving_chunks) == (500, 200)
             for layer in range(prefix.layers):
@@ -159,17 +150,17 @@ async def test_a_prefix_is_partly_readable_and_partly_arrives(cluster: LocalClus
             assert np.array_equal(follower.rows[:, :500], prefix.payload[:, :500])
             assert (follower.rows[:, 500:] == _UNUSED).all()
             await session.finish()
-            assert found.lease and await two.release(found), "over what was readable"
+            assert found.lease and await consumer.release(found), "over what was readable"
 
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_store_that_is_given_up_ends_its_followers_at_once(cluster: LocalCluster) -> None:
-    """With a typed partial result: what was readable has come, and the acknowledged part stays."""
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    """The result is partial and typed: the readable chunks have come, and the acknowledged ones stay."""
+    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(80)
-        await store(one, prefix.namespace, prefix.keys.run(0, 30), prefix.payload[:, :30])
-        async with _storing(one, prefix, 30) as session:
-            follower = await _Follower.begin(two, prefix)
+        await store(producer, prefix.namespace, prefix.keys.run(0, 30), prefix.payload[:, :30])
+        async with _storing(producer, prefix, 30) as session:
+            follower = await _Follower.begin(consumer, prefix)
             session.layer_produced(0)
             await follower.layer(0)
             await session.cancel()
@@ -181,25 +172,25 @@ async def test_a_store_that_is_given_up_ends_its_followers_at_once(cluster: Loca
         with pytest.raises(QuireError):
             assert follower.retrieval.delivery is not None
             await follower.retrieval.delivery.layer(1)
-        assert (await two.lookup(prefix.namespace, prefix.keys)).matched_chunks == 30
+        assert (await consumer.lookup(prefix.namespace, prefix.keys)).matched_chunks == 30
 
 
 async def test_a_producer_that_dies_ends_its_followers(cluster: LocalCluster) -> None:
     prefix = _Prefix.of(20)
-    async with QuireClient(cluster.gateway_address) as two:
-        one = QuireClient(cluster.gateway_address)
-        await one.start()
-        buffer = one.allocate(prefix.payload.nbytes)
-        session = await one.store(prefix.namespace, prefix.keys, 0, buffer)
-        follower = await _Follower.begin(two, prefix)
+    async with QuireClient(cluster.gateway_address) as consumer:
+        producer = QuireClient(cluster.gateway_address)
+        await producer.start()
+        buffer = producer.allocate(prefix.payload.nbytes)
+        session = await producer.store(prefix.namespace, prefix.keys, 0, buffer)
+        follower = await _Follower.begin(consumer, prefix)
         session.layer_produced(0)
-        await one.close()
+        await producer.close()
         summary = await follower.end()
         assert summary.usable_chunks == 0 and any(each.error_code for each in summary.outcomes)
 
 
 async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalCluster) -> None:
-    """Else nobody would be answered: it would be as if the gateway had gone."""
+    """The client receives an answer before its own deadline."""
     prefix = _Prefix.of(2)
     async with QuireClient(cluster.gateway_address, timeout_s=2.0) as client:
         buffer = client.allocate(prefix.payload.nbytes)
@@ -212,10 +203,10 @@ async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalClus
 
 
 async def test_a_follower_that_is_given_up_costs_the_store_nothing(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(40)
-        async with _storing(one, prefix) as session:
-            follower = await _Follower.begin(two, prefix)
+        async with _storing(producer, prefix) as session:
+            follower = await _Follower.begin(consumer, prefix)
             assert follower.retrieval.delivery is not None
             await follower.retrieval.delivery.cancel(10)
             for layer in range(prefix.layers):

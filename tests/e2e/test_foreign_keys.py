@@ -146,7 +146,7 @@ async def _demote(world: World) -> None:
 
 
 async def _assign(world: World) -> None:
-    """What another tenant has of the same prompt makes no engine quicker."""
+    """Chunks of another tenant's equal prompt make no engine quicker."""
     engines, tokens = [Engine(name="e", tokens_per_s=1000.0)], 10_000
     hers = await world.alice.client.assign(world.alice.namespace, world.keys, tokens, engines)
     other = await world.mallory.client.assign(world.mallory.namespace, world.keys, tokens, engines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,6 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, InvalidRequest, NotImplementedHere, TargetInvalid
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
-
-
-@pytest.fixture(params=["session-ucx", "calls-ucx", "session-shared"])
-def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster) -> None:
-    """Clients ask in a session, or by a call for each request; bytes go by UCX, or through shared memory."""
-    defaults: Any = QuireClient.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "session", request.param != "calls-ucx")
-    if request.param == "session-shared":
-        monkeypatch.setenv("QUIRE_SHARED_MEMORY", str(cluster.folder / "sockets"))
 
 
 @pytest.mark.usefixtures("each_way")

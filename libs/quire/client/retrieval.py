@@ -55,9 +55,9 @@ async def retrieved(
 
 
 def follow_ms(follow_s: float, timeout_s: float) -> int:
-    """Return the time for which a request follows stores: short enough for an answer before the request's deadline.
+    """Return the time for which a request follows stores, at most half of the time until its deadline.
 
-    Raises `InvalidRequest` for what is no time.
+    Raises `InvalidRequest` for a negative or infinite time.
     """
     if not 0 <= follow_s < math.inf:
         raise InvalidRequest(f"{follow_s} is no time", field="follow_s")

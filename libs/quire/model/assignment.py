@@ -14,6 +14,9 @@ from quire.model.errors import InvalidRequest
 
 ENGINES_MAX: Final = 4096
 """Of one question."""
+TOKENS_MAX: Final = (1 << 32) - 1
+"""Of a prompt, and of a queue."""
+_TOKENS_PER_S_MIN: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class Engine:
         host: Its machine; storage nodes there are reached through shared memory. Empty for unknown.
         cached_tokens: Tokens from the start of the prompt that it has in its own memory, as its KV events say.
         queued_tokens: Tokens that it computes before this prompt.
-        tokens_per_s: Rate at which it was measured to prefill.
+        tokens_per_s: Rate at which it was measured to prefill; 1 at least.
     """
 
     name: str
@@ -57,10 +60,11 @@ class EngineTable:
             raise InvalidRequest("columns of different lengths", field="engines")
         if "" in self.names or len(set(self.names)) < count:
             raise InvalidRequest("a name is empty, or two engines have it", field="engines.name")
-        if min(self.cached_tokens.min(), self.queued_tokens.min()) < 0:
-            raise InvalidRequest("a number of tokens is negative", field="engines.cached_tokens, queued_tokens")
-        if not np.all((self.tokens_per_s > 0) & (self.tokens_per_s < math.inf)):
-            raise InvalidRequest("a rate is not positive", field="engines.tokens_per_s")
+        for name, column in (("cached_tokens", self.cached_tokens), ("queued_tokens", self.queued_tokens)):
+            if not 0 <= column.min() <= column.max() <= TOKENS_MAX:
+                raise InvalidRequest(f"a number is not in 0..{TOKENS_MAX}", field=f"engines.{name}")
+        if not np.all((self.tokens_per_s >= _TOKENS_PER_S_MIN) & (self.tokens_per_s < math.inf)):
+            raise InvalidRequest(f"a rate is below {_TOKENS_PER_S_MIN:g}, or no number", field="engines.tokens_per_s")
 
     @classmethod
     def of(cls, engines: Sequence[Engine]) -> EngineTable:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.model.assignment import Assignment, EngineTable
+from quire.model.assignment import TOKENS_MAX, Assignment, EngineTable
+from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.wire import convert
@@ -14,7 +15,9 @@ from quire.wire.v1 import gateway_pb2 as pb
 def assign_request_to(
     namespace: Namespace, keys: ChunkKeys, prompt_tokens: int, engines: EngineTable
 ) -> pb.AssignRequest:
-    """Return the message."""
+    """Return the message. Raises `InvalidRequest` for a length that no prompt has."""
+    if not 0 < prompt_tokens <= TOKENS_MAX:
+        raise InvalidRequest(f"{prompt_tokens} is not in 1..{TOKENS_MAX}", field="prompt_tokens")
     return pb.AssignRequest(
         namespace=convert.namespace_to(namespace),
         chunk_keys=keys.packed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import redis.asyncio as redis
@@ -56,9 +57,9 @@ class RunningStores:
         """Withdraw the announcement of `begin`, unless another store has announced the same chunks since."""
         prints = fingerprints(keys.packed)
         async with metadata_errors():
-            for part in _in_buckets(ranges):
-                first = prints[part.first * PRINT_BYTES :][:PRINT_BYTES]
-                await self._end(keys=[_bucket(prints, part)], args=[first, store_id])
+            for bucket, parts in groupby(_in_buckets(ranges), key=lambda part: _bucket(prints, part)):
+                fields = [prints[part.first * PRINT_BYTES :][:PRINT_BYTES] for part in parts]
+                await self._end(keys=[bucket], args=[store_id, *fields])
 
     async def find(self, keys: ChunkKeys, now_ms: int) -> list[ChunkRange]:
         """Return the parts of a prefix whose stores are running, the latest end first; some may overlap."""

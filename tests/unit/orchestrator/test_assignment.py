@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.model.assignment import Engine, EngineTable
+from quire.model.assignment import TOKENS_MAX, Engine, EngineTable
 from quire.model.errors import InvalidRequest
 from quire.model.layout import Dtype, KvLayout
 from quire.model.object_part import ObjectPart, ObjectSpeed
 from quire.model.ranges import ChunkRange
+from quire.wire.convert_assignment import assignment_from, assignment_to
 from quire_orchestrator.core.assignment import CachedPrompt, Source, assign
 
 LAYOUT = KvLayout(32, 16, 8, 128, Dtype.BF16)
@@ -132,13 +133,22 @@ def test_what_the_object_tier_alone_has_is_no_nearer_there() -> None:
         [Engine(name="e", tokens_per_s=1.0)] * 2,
         [Engine(name="e", tokens_per_s=0.0)],
         [Engine(name="e", tokens_per_s=float("nan"))],
+        [Engine(name="e", tokens_per_s=1e-300)],
         [Engine(name="e", tokens_per_s=1.0, queued_tokens=-1)],
+        [Engine(name="e", tokens_per_s=1.0, queued_tokens=1 << 32)],
+        [Engine(name="e", tokens_per_s=1.0, cached_tokens=1 << 40)],
         [Engine(name=f"e{at}", tokens_per_s=1.0) for at in range(4097)],
     ],
 )
 def test_engines_that_cannot_be(engines: list[Engine]) -> None:
     with pytest.raises(InvalidRequest, match="engines"):
         EngineTable.of(engines)
+
+
+def test_the_longest_time_fits_its_message() -> None:
+    most = TOKENS_MAX
+    times = assign(_prompt(tokens=most), _table({"queued_tokens": most, "tokens_per_s": 1.0}))
+    assert assignment_from(assignment_to(times)).ttft_s[0] == pytest.approx(2 * most, rel=0.1)
 
 
 def test_columns_have_one_length() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.integrations.vllm.scheduler.hints import priority_of
+from quire.integrations.vllm.scheduler.hints import Hints, priority_of
 from quire.model.errors import InvalidRequest
 from quire.model.urgency import Urgency
 from quire.wire import convert
@@ -61,4 +61,4 @@ def test_it_is_the_same_behind_the_wire(message: Any) -> None:
 
 @pytest.mark.parametrize(("of_vllm", "priority"), [(0, 0), (3, -3), (-2, 2), (1 << 40, -10), (-11, 10)])
 def test_low_numbers_of_vllm_are_high_priorities(of_vllm: int, priority: int) -> None:
-    assert priority_of(SimpleNamespace(priority=of_vllm)) == priority
+    assert priority_of(SimpleNamespace(priority=of_vllm), Hints()) == priority

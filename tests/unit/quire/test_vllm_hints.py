@@ -52,8 +52,8 @@ def test_one_that_is_not_understood_costs_no_other() -> None:
 
 
 def test_a_hinted_priority_is_in_place_of_vllms() -> None:
-    assert priority_of(_request({}, priority=4)) == -4
-    assert priority_of(_request({"priority": 7}, priority=4)) == 7
+    assert priority_of(_request({}, priority=4), Hints()) == -4
+    assert priority_of(_request({}, priority=4), Hints(priority=7)) == 7
 
 
 class _Client:

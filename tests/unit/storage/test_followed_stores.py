@@ -45,7 +45,8 @@ async def test_a_follower_that_is_cancelled_costs_the_others_nothing() -> None:
     one.cancel()
     await asyncio.sleep(0)
     arrival.reached(range(3))
-    await other
+    await asyncio.wait([other], timeout=10)
+    assert one.cancelled() and other.done() and other.exception() is None
 
 
 @pytest.mark.parametrize("how", ["error", "cancelled", "given up"])

@@ -118,11 +118,11 @@ def _transfers(prompt: CachedPrompt, engines: EngineTable, own: Integers, takes:
     at_host: dict[str, list[int]] = {}
     for number, host in enumerate(engines.hosts):
         at_host.setdefault(host, []).append(number)
-    for host, mine in _by_host(prompt).items():
+    for host, ranges in _by_host(prompt).items():
         if host and (at := at_host.get(host)):
-            names = {run.node_id for run in mine}
+            names = {run.node_id for run in ranges}
             colder = [run for run in prompt.objects.ranges if run.node_id in names]
-            counts = _counts(mine, prompt.chunks) - _counts(colder, prompt.chunks)
+            counts = _counts(ranges, prompt.chunks) - _counts(colder, prompt.chunks)
             near_chunks[at] = _between(counts, own[at], takes[at])
             near_rate[at] = sum(prompt.sources[name].bytes_per_s for name in names)
     rate = float(sum(source.bytes_per_s for source in prompt.sources.values()))

@@ -200,14 +200,14 @@ class Deliveries:
 
     def _arriving(self, call: DeliverOrder, pinned: PinnedCopies) -> dict[bytes, ArrivingChunk]:
         """Follow the stores of chunks that cannot be read yet."""
-        wanted, shape = frozenset(_arriving_keys(call)), _shape_of(call)
-        missing = [key for key in pinned.missing if key in wanted]
+        arriving_keys, shape = frozenset(_arriving_keys(call)), _shape_of(call)
+        absent_keys = [key for key in pinned.missing if key in arriving_keys]
         following: dict[bytes, ArrivingChunk] = {}
-        for arrival, group in groupby(self._arrivals.find(missing, shape), key=lambda chunk: chunk.arrival):
+        for arrival, group in groupby(self._arrivals.find(absent_keys, shape), key=lambda chunk: chunk.arrival):
             chunks = list(group)
             keys, positions = [chunk.key for chunk in chunks], [chunk.at for chunk in chunks]
-            joined = self._tiers.follow(pinned, arrival.slots, keys, positions)
-            following |= {keys[at]: chunks[at] for at in joined}
+            places = self._tiers.follow(pinned, arrival.slots, keys, positions)
+            following |= {keys[at]: chunks[at] for at in places}
         return following
 
     async def _in_object_tier(self, call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ObjectChunk]:
@@ -297,9 +297,9 @@ def _arriving_keys(call: DeliverOrder) -> list[bytes]:
 
 def _over(call: DeliverOrder, keys: Sequence[bytes]) -> dict[bytes, ArrivingChunk]:
     """Return the keys whose store was running and is over, as chunks of a failed store: each fails alone."""
-    wanted = frozenset(_arriving_keys(call))
+    arriving_keys = frozenset(_arriving_keys(call))
     error = ChunkMissing("its store has failed, or has not begun in time", field="chunk_keys")
-    return {chunk.key: chunk for chunk in never([key for key in keys if key in wanted], _shape_of(call), error)}
+    return {chunk.key: chunk for chunk in never([key for key in keys if key in arriving_keys], _shape_of(call), error)}
 
 
 def _records_of(call: DeliverOrder) -> list[ChunkRecord]:

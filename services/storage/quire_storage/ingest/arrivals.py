@@ -109,13 +109,13 @@ class Arrivals:
 
     def find(self, keys: Sequence[bytes], shape: Shape) -> list[ArrivingChunk]:
         """Return those of the chunks that arrive, in order."""
-        found: dict[bytes, ArrivingChunk] = {}
+        chunks: dict[bytes, ArrivingChunk] = {}
         for arrival in self._running:
             if arrival.slots.shape == shape and arrival.failed is None:
                 for key in keys:
                     if (at := arrival.positions.get(key)) is not None:
-                        found.setdefault(key, ArrivingChunk(key, arrival, at))
-        return [found[key] for key in keys if key in found]
+                        chunks.setdefault(key, ArrivingChunk(key, arrival, at))
+        return [chunks[key] for key in keys if key in chunks]
 
     def has_failed(self, key: bytes) -> bool:
         """Whether a store of a chunk has failed lately, and none that arrives has it: it is waited for no longer."""

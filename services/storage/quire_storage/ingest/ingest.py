@@ -49,7 +49,7 @@ async def pull(
 ) -> list[Chunk]:
     """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable.
 
-    `arrival` is told of each layer whose bytes are in the slots and whose checksums are taken.
+    `arrival` receives each layer whose bytes are in the slots and whose checksums are taken.
     """
     peer = transport.connect(call.source.worker_address)
     remote = await peer.remote(call.source)

@@ -2,7 +2,7 @@
 
 A proxy sends a request with `do_remote_decode` and one token to a prefill engine, takes `kv_transfer_params` from its
 answer, and sends the request with these to a decode engine. The blocks travel through Quire: the prefill engine stores
-them as it computes, and the decode engine waits for those that are on their way.
+them as it computes, and the decode engine loads them during the store, or once they are stored.
 """
 
 from __future__ import annotations

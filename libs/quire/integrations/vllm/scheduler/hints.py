@@ -62,13 +62,14 @@ def hints_of(request: Any) -> Hints:
     return Hints(**values)
 
 
-def priority_of(request: Any) -> int:
+def priority_of(request: Any, hints: Hints) -> int:
     """Return the priority of a request's loads: as hinted, or vLLM's with its sign changed.
 
     vLLM's low numbers come first.
     """
-    hinted = hints_of(request).priority
-    return hinted if hinted is not None else max(-PRIORITY_MAX, min(PRIORITY_MAX, -getattr(request, "priority", 0)))
+    if hints.priority is not None:
+        return hints.priority
+    return max(-PRIORITY_MAX, min(PRIORITY_MAX, -getattr(request, "priority", 0)))
 
 
 async def carry_out(client: QuireClient, prefixes: Prefixes, hints: Hints) -> None:

@@ -119,6 +119,7 @@ class Matching:
         if not self._blocks.namespaces or request.request_id in self._requests:
             return
         state = self._requests[request.request_id] = State(request, tuple(RequestPart() for _ in self._blocks.groups))
+        state.hints = hints_of(request)
         state.handover = handed_over(request, self._now_s() + self._settings.handover_s)
         state.awaited = self._counterparts.can_be_found(state.handover, self._blocks.namespaces)
         if self._settings.store == "reused" and not is_for_another(request):
@@ -278,7 +279,7 @@ class Matching:
                 asynchronous=self._asynchronous,
                 follow=follow_plan(self._blocks, state, group, stop, self._now_s()) if state.following else None,
                 worth_s=worth_s,
-                priority=priority_of(request),
+                priority=priority_of(request, state.hints),
             )
             loads.append(load)
             part.match = None  # the lease is the load's from here on
@@ -389,7 +390,7 @@ class Matching:
 
     def _carry_out_hints(self, state: State) -> None:
         """Begin what the request hints at for its prompt's whole blocks."""
-        request, hints = state.request, hints_of(state.request)
+        request, hints = state.request, state.hints
         prefixes: list[tuple[Namespace, ChunkKeys]] = []
         for group in () if hints.is_empty else self._blocks.groups:
             count = min(request.num_prompt_tokens // group.block_tokens, self._blocks.count(state, group))

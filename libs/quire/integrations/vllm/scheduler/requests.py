@@ -10,6 +10,7 @@ from typing import Any
 from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.groups import Group
 from quire.integrations.vllm.scheduler.handover import Handover
+from quire.integrations.vllm.scheduler.hints import Hints
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys
@@ -59,6 +60,7 @@ class State:
         handover: What another engine has computed; None for nothing.
         awaited: Whether blocks of the hand-over may still come.
         following: Whether a load of this request follows the stores of the hand-over.
+        hints: Of the application.
     """
 
     request: Any
@@ -74,6 +76,7 @@ class State:
     handover: Handover | None = None
     awaited: bool = False
     following: bool = False
+    hints: Hints = field(default_factory=Hints)
 
     @property
     def is_leased(self) -> bool:

@@ -377,11 +377,11 @@ class Loads:
         await client.reach()
         if load.abandoned:
             return set(plan.blocks)
-        late_blocks = set[int]()
+        absent_blocks = set[int]()
         if plan.follow is not None:
-            late_blocks = await self._follow(load, plan.follow, buffer, places)
-            if len(late_blocks) == count:
-                return late_blocks
+            absent_blocks = await self._follow(load, plan.follow, buffer, places)
+            if len(absent_blocks) == count:
+                return absent_blocks
         else:
             assert load.found is not None, "it was looked up"
             load.delivery = await client.fetch(
@@ -400,14 +400,14 @@ class Loads:
                 await delivery.arrival(layer)
                 load.note(arrived=layer + 1)
             load.took_s = load.alone_s
-            return late_blocks
+            return absent_blocks
         except QuireError as error:
             load.note(failed=True)
             if load.abandoned:
                 return set(plan.blocks)
             logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
             summary = await delivery.summary()
-            return _missing(plan, summary.outcomes) | late_blocks
+            return _missing(plan, summary.outcomes) | absent_blocks
 
     async def _follow(self, load: Load, follow: FollowPlan, buffer: Buffer, places: SlicePlaces | None) -> set[int]:
         """Begin to receive blocks while they are stored; return those behind the last that can be read or arrives."""

@@ -24,8 +24,8 @@ wakes up as a RESIDENT one when an event names it.
    read, because a drive may have failed since.
 
 Deliveries may follow a store from `Reserved` on (`Followed`): they read the layers whose checksums are taken. The slots
-keep their bytes until the last follower has ended, whoever gives them up: a copy that is evicted from memory, a store
-that fails, or one whose chunk another store has stored first.
+keep their bytes until the last follower has ended, also if their copy is evicted from memory, if the store fails, or if
+another store of the chunk was first.
 
 **An eviction.**
 

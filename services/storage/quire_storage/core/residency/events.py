@@ -51,8 +51,8 @@ class TransferUnsettled:
 class Followed:
     """A holder of pins wants chunks whose store is running, too: `keys`, at `offsets` of the slots of `transfer`.
 
-    Completes with the positions of those that still lie there. These slots keep their bytes, whatever becomes of the
-    store, until `Unpinned` names the holder. `Pinned` answers for the others.
+    Completes with the positions of the chunks that are still there. Their slots keep their bytes, whatever becomes of
+    the store, until `Unpinned` names the holder. `Pinned` answers for the others.
     """
 
     ticket: int

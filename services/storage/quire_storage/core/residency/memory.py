@@ -66,15 +66,15 @@ class SlotReservations:
 
     def followed(self, event: ev.Followed) -> None:
         """Keep slots of a running store for a reader: those that its transfer, or a copy of the chunk, still has."""
-        ledger, copies, joined = self._copies.ledger, self._copies.by_number, list[int]()
+        ledger, copies, positions = self._copies.ledger, self._copies.by_number, list[int]()
         for at, (key, offset) in enumerate(zip(event.keys, event.offsets, strict=True)):
             owner = ledger.owner(offset)
             copy = copies.get(owner) if owner is not None else None
             if owner == event.transfer or (copy is not None and copy.key == key and copy.phase is not Phase.LEAVING):
-                joined.append(at)
-        if joined:
-            ledger.follow([event.offsets[at] for at in joined], event.holder)
-        self._copies.out.append(ev.Complete(event.ticket, joined))
+                positions.append(at)
+        if positions:
+            ledger.follow([event.offsets[at] for at in positions], event.holder)
+        self._copies.out.append(ev.Complete(event.ticket, positions))
 
     def give(self, offset: int, transfer: int, entry: Entry) -> None:
         """Hand a slot of a transfer to a copy."""
