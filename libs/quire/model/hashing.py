@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import blake3
 import cbor2
@@ -69,8 +69,12 @@ class Namespace:
 
     def to_json(self) -> str:
         """Return a form for files and headers; see `from_json`."""
+        return json.dumps(self.to_record(), indent=2)
+
+    def to_record(self) -> dict[str, str | int]:
+        """Return a form for JSON; see `from_record`."""
         layout = self.layout
-        record = {
+        return {
             "model_id": self.model_id,
             "weight_version": self.weight_version,
             "tenant_salt_hex": self.tenant_salt.hex(),
@@ -84,13 +88,20 @@ class Namespace:
             "shard_index": self.shard_index,
             "shard_count": self.shard_count,
         }
-        return json.dumps(record, indent=2)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Namespace:
         """The inverse of `to_json`. Raises `InvalidRequest`, with the reason."""
         try:
             record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"this is no namespace: {error!r}", field="namespace") from None
+        return cls.from_record(record)
+
+    @classmethod
+    def from_record(cls, record: Any) -> Namespace:
+        """The inverse of `to_record`. Raises `InvalidRequest`, with the reason."""
+        try:
             numbers = [record[name] for name in ("num_layers", "chunk_tokens", "kv_heads", "head_dim")]
             shard = record.get("shard_index", 0), record.get("shard_count", 1)
             if not all(type(number) is int for number in (*numbers, *shard)):

@@ -29,6 +29,7 @@ GATEWAY_LATENT: Final = "quire.gateway.latent"
 DECODER_SERVE: Final = "quire.decoder.serve"
 DECODER_STAGES: Final = "quire.decoder.stage."
 CLIENT_IMAGE: Final = "quire.client.image"
+ROUTER_REQUEST: Final = "quire.router.request"
 EVENT_LAYER: Final = "layer"
 EVENT_AGAIN: Final = "asked again"
 
@@ -66,6 +67,11 @@ REPAIRS: Final = "quire.storage.repairs"
 HOT_COPIES: Final = "quire.storage.hot_copies"
 REPLICATED_BYTES: Final = "quire.storage.replicated"
 OBJECT_LAG_BYTES: Final = "quire.storage.object.lag"
+ROUTER_CHOICES: Final = "quire.router.choices"
+ROUTER_RETRIES: Final = "quire.router.retries"
+ROUTER_HANDOVERS: Final = "quire.router.handovers"
+ROUTER_FIRST_TOKEN: Final = "quire.router.first_token"
+ROUTER_ENGINES: Final = "quire.router.engines"
 
 
 class Stat(NamedTuple):

@@ -17,7 +17,7 @@ from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.bench_app import GROUPS, load_commands
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
-from quire_tools.cli.options import Json, Plot, numbers
+from quire_tools.cli.options import Json, Plot, numbers, salt_of
 from quire_tools.cli.policies import policy_app, tenant_app
 from quire_tools.local import LocalCluster, ports
 
@@ -38,6 +38,7 @@ TextFile = Annotated[Path, typer.Argument(help="text; its bytes are the tokens, 
 NamespaceFile = Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
+_ENGINE = "URL[,host=NAME][,events=tcp://HOST:PORT]: an engine, its machine, its KV events; can be repeated"
 
 
 @app.command()
@@ -123,6 +124,49 @@ def status(
     from quire_tools.cli.views.status import status as show
 
     show(folder, gateway, admin, verbose=verbose, as_json=as_json)
+
+
+@app.command()
+def router(
+    engine: Annotated[list[str] | None, typer.Option(help=_ENGINE)] = None,
+    prefill: Annotated[list[str] | None, typer.Option(help="an engine that computes prompts for --decode")] = None,
+    decode: Annotated[list[str] | None, typer.Option(help="an engine that answers what --prefill computes")] = None,
+    gateway: Annotated[str, typer.Option(help="host:port of Quire's gateway; empty: choose without Quire")] = "",
+    listen: Annotated[str, typer.Option(help="host:port to serve at")] = "127.0.0.1:8080",
+    token: Annotated[str, typer.Option(envvar="QUIRE_TOKEN", help="for the gateway")] = "",
+    tenant_salt: Annotated[
+        str, typer.Option(envvar="QUIRE_ROUTER_TENANT_SALT", help="of the engines, hexadecimal")
+    ] = "",
+    engine_key: Annotated[
+        str, typer.Option(envvar="QUIRE_ROUTER_ENGINE_KEY", help="API key for the router's own requests to engines")
+    ] = "",
+    retries: Annotated[int, typer.Option(help="further engines that are tried before the first token")] = 2,
+    prefill_min: Annotated[
+        int, typer.Option(help="tokens left to compute below which a decode engine computes a prompt itself")
+    ] = 256,
+    tokens_per_s: Annotated[float, typer.Option(help="prefill rate of an engine until it is measured")] = 4000.0,
+    health_s: Annotated[float, typer.Option(help="seconds between two probes of an engine")] = 2.0,
+    down_after_s: Annotated[float, typer.Option(help="seconds without a sign of life after which it is down")] = 10.0,
+) -> None:
+    """An OpenAI server in front of engines: each request goes to the one that is expected to answer it first."""
+    from quire_tools.router.server import run as serve
+    from quire_tools.router.settings import RouterSettings, addresses
+
+    serve(
+        RouterSettings(
+            listen=listen,
+            engines=addresses(engine or [], prefill or [], decode or []),
+            gateway=gateway,
+            token=token,
+            tenant_salt=salt_of(tenant_salt),
+            engine_key=engine_key,
+            retries=retries,
+            prefill_tokens_min=prefill_min,
+            tokens_per_s=tokens_per_s,
+            health_s=health_s,
+            down_after_s=down_after_s,
+        )
+    )
 
 
 @app.command()

@@ -25,3 +25,15 @@ def numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(f"{text!r} is no list of numbers") from None
+
+
+def salt_of(text: str) -> bytes:
+    """Read an option that takes a tenant's salt.
+
+    Raises:
+        InvalidRequest: It is not hexadecimal.
+    """
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidRequest("not hexadecimal", field="tenant-salt") from None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.integrations.vllm.scheduler.hints import Hints, priority_of
+from quire.integrations.hints import Hints
+from quire.integrations.vllm.scheduler.hints import priority_of
 from quire.model.errors import InvalidRequest
 from quire.model.urgency import Urgency
 from quire.wire import convert

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.integrations.vllm.scheduler.hints import Hints, carry_out, hints_of, priority_of
+from quire.integrations.hints import Hints
+from quire.integrations.vllm.scheduler.hints import carry_out, hints_of, priority_of
 from quire.model.errors import Unavailable
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys

@@ -15,8 +15,8 @@ from typing import Any, Final
 from quire.model.hashing import Namespace
 from quire.telemetry import logger
 
-_TOKENS: Final = "quire_tokens"
-_NAMES: Final = "quire_names"
+TOKENS: Final = "quire_tokens"
+NAMES: Final = "quire_names"
 _OTHERWISE: Final = "another tensor parallelism, block size, dtype or model, or other weights"
 
 
@@ -63,11 +63,11 @@ def handed_over(request: Any, until_s: float) -> Handover | None:
     parameters = _parameters(request)
     if not parameters.get("do_remote_prefill"):
         return None
-    tokens = parameters.get(_TOKENS)
+    tokens = parameters.get(TOKENS)
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
-        logger().warning("a hint is not understood", name=_TOKENS, value=repr(tokens), request=request.request_id)
+        logger().warning("a hint is not understood", name=TOKENS, value=repr(tokens), request=request.request_id)
         tokens = None
-    names = parameters.get(_NAMES)
+    names = parameters.get(NAMES)
     return Handover(tokens, until_s, names if isinstance(names, str) else "")
 
 
@@ -81,24 +81,6 @@ def names_of(spaces: Sequence[Sequence[Namespace]]) -> str:
     digests = b"".join(space.digest() for shards in spaces for space in shards)
     shapes = repr([len(shards) for shards in spaces]).encode()
     return hashlib.blake2b(shapes + digests, digest_size=8).hexdigest()
-
-
-def parameters_for(tokens: int, spaces: Sequence[Sequence[Namespace]]) -> dict[str, Any]:
-    """Return the `kv_transfer_params` for the decode engine.
-
-    Args:
-        tokens: Tokens of the prompt whose blocks are stored, or on their way.
-        spaces: Namespaces of these blocks, by group and shard.
-    """
-    # Proxies and routers expect the names that vLLM's own connectors give; these blocks have no address.
-    addresses = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        _TOKENS: tokens,
-        _NAMES: names_of(spaces),
-        **addresses,
-    }
 
 
 def _parameters(request: Any) -> Mapping[str, Any]:

@@ -19,10 +19,11 @@ from quire.client import SyncClient
 from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, StorePlan, TryPlan, Unstored
+from quire.integrations.vllm.scheduler.answers import answer_of
 from quire.integrations.vllm.scheduler.asking import Asking
 from quire.integrations.vllm.scheduler.events import StoreEvents
 from quire.integrations.vllm.scheduler.following import follow_plan, part_of_handover
-from quire.integrations.vllm.scheduler.handover import Counterparts, handed_over, is_for_another, parameters_for
+from quire.integrations.vllm.scheduler.handover import Counterparts, handed_over, is_for_another
 from quire.integrations.vllm.scheduler.hints import carry_out, hints_of, priority_of
 from quire.integrations.vllm.scheduler.load_cost import LoadCost
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
@@ -370,7 +371,7 @@ class Matching:
         """Forget a request that vLLM has finished, well or not.
 
         Returns:
-            Parameters for the engine that decodes it, if another one is to.
+            `kv_transfer_params` of its answer; None for none.
         """
         state = self._requests.pop(request_id, None)
         self._plan.abandoned.append(request_id)
@@ -380,13 +381,7 @@ class Matching:
         self._carry_out_hints(state)
         if self._settings.store == "reused":  # with what was generated: the next turn begins with it
             self._reuse.note(state.request.block_hashes)
-        if not is_for_another(state.request) or not self._stores:
-            return None
-        ends = [
-            (max(part.states, default=-1) + 1 if group.kind is Kind.STATE else part.stored) * group.block_tokens
-            for part, group in zip(state.parts, self._blocks.groups, strict=True)
-        ]
-        return parameters_for(min(*ends, state.request.num_prompt_tokens), self._blocks.namespaces)
+        return answer_of(state, self._blocks, stores=self._stores)
 
     def _carry_out_hints(self, state: State) -> None:
         """Begin what the request hints at for its prompt's whole blocks."""

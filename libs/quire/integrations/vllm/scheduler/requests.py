@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.integrations.hints import Hints
 from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.groups import Group
 from quire.integrations.vllm.scheduler.handover import Handover
-from quire.integrations.vllm.scheduler.hints import Hints
 from quire.integrations.vllm.scheduler.lookups import RequestMatch
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys

@@ -1,0 +1,125 @@
+"""An engine's answer on its way to the client: whole, or piece by piece as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from quire.telemetry import logger
+from quire_tools.router.engine import EngineLost, RoutedEngine
+from quire_tools.router.requests import RequestError
+
+_KEPT_HEADERS: Final = ("Content-Type", "X-Request-Id", "Retry-After")
+_ENGINE: Final = "X-Quire-Engine"
+_AGAIN_STATUS: Final = 429
+_STREAM: Final = "text/event-stream"
+_ERROR_EVENT: Final = b'data: {"error"'
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+class AnswerRefused(EngineLost):
+    """The engine answered with an error that another engine may not have.
+
+    Args:
+        engine: The engine.
+        answer: Its answer, for the client if no other engine does better.
+    """
+
+    def __init__(self, engine: RoutedEngine, answer: web.Response) -> None:
+        super().__init__(engine, f"answers {answer.status}")
+        self.answer = answer
+
+
+class Relay:
+    """The answer to one request of a client.
+
+    Args:
+        downstream: The request.
+        on_first: Called when the first token is there.
+    """
+
+    def __init__(self, downstream: web.Request, on_first: Callable[[], None]) -> None:
+        self._downstream = downstream
+        self._on_first = on_first
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has received something."""
+        return self._response is not None
+
+    async def send(self, engine: RoutedEngine, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Send the answer of an engine.
+
+        Args:
+            engine: The engine.
+            upstream: Its answer, of which the headers have come.
+
+        Raises:
+            EngineLost: The engine failed before its first token; the client has received nothing.
+            aiohttp.ClientError: The connection to the engine broke.
+            ClientGone: The client has closed its connection.
+        """
+        headers = {name: upstream.headers[name] for name in _KEPT_HEADERS if name in upstream.headers}
+        headers[_ENGINE] = engine.name
+        if upstream.content_type != _STREAM or upstream.status != 200:
+            answer = web.Response(status=upstream.status, body=await upstream.read(), headers=headers)
+            if upstream.status >= 500 or upstream.status == _AGAIN_STATUS:
+                raise AnswerRefused(engine, answer)
+            engine.heard()
+            self._on_first()
+            return answer
+        first = await upstream.content.readany()
+        if not first:
+            raise EngineLost(engine, "ended without an answer")
+        if first.startswith(_ERROR_EVENT) and _status_of(first) >= 500:
+            raise EngineLost(engine, "answers with an error event")
+        self._on_first()
+        self._response = response = web.StreamResponse(status=upstream.status, headers=headers)
+        with _of_client():
+            await response.prepare(self._downstream)
+            await response.write(first)
+        async for piece in upstream.content.iter_any():
+            engine.heard()
+            with _of_client():
+                await response.write(piece)
+        with _of_client():
+            await response.write_eof()
+        return response
+
+    async def break_off(self, engine: RoutedEngine, error: Exception) -> web.StreamResponse:
+        """End an answer whose engine failed in the middle of it, by an error event."""
+        response = self._response
+        assert response is not None, "it has begun"
+        logger().warning("engine failed in the middle of an answer", engine=engine.name, error=repr(error))
+        event = RequestError(502, "the engine failed in the middle of its answer; send the request again").body()
+        with _of_client():
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await response.write_eof()
+        return response
+
+
+@contextlib.contextmanager
+def _of_client() -> Iterator[None]:
+    """Turn errors of the client's connection into `ClientGone`: they are not the engine's."""
+    try:
+        yield
+    except (ConnectionError, aiohttp.ClientError) as error:
+        raise ClientGone from error
+
+
+def _status_of(event: bytes) -> int:
+    """Return the code in an error event; 0 for none."""
+    try:
+        error: Mapping[str, Any] = json.loads(event.split(b"\n", 1)[0].removeprefix(b"data: "))["error"]
+        return int(error.get("code") or 0)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0

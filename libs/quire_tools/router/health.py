@@ -1,0 +1,101 @@
+"""Probes of engines: which ones answer, what models they serve, and how they name their blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+
+from quire.integrations.hints import HINTS
+from quire.model.errors import InvalidRequest
+from quire.telemetry import logger
+from quire_tools.router.block_names import BlockNaming
+from quire_tools.router.engine import RoutedEngine
+from quire_tools.router.requests import COMPLETIONS
+from quire_tools.router.settings import RouterSettings
+
+_PROBE_S: Final = 5.0
+_DESCRIBE_S: Final = 30.0
+_DESCRIBED_AGAIN_S: Final = 60.0
+"""An engine that forgets its cache, as after new weights, gives its blocks other names."""
+_PROBE_TOKEN: Final = 1
+
+
+class Health:
+    """Probes engines.
+
+    Args:
+        session: For the probes.
+        headers: Of the probes.
+        settings: Of the router.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, headers: Mapping[str, str], settings: RouterSettings) -> None:
+        self._session = session
+        self._headers = headers
+        self._health_s = settings.health_s
+        self._probe_s = min(_PROBE_S, settings.down_after_s)
+        self._tenant_salt = settings.tenant_salt
+
+    async def watch(self, engine: RoutedEngine) -> None:
+        """Probe an engine until cancelled."""
+        described_s = 0.0
+        while True:
+            engine.suspected.clear()
+            if await self._lives(engine):
+                if not engine.is_up or time.monotonic() - described_s > _DESCRIBED_AGAIN_S:
+                    await self._learn(engine)
+                    described_s = time.monotonic()
+                engine.came_up()
+            try:
+                async with asyncio.timeout(self._health_s):
+                    await engine.suspected.wait()
+            except TimeoutError:
+                pass
+
+    async def _lives(self, engine: RoutedEngine) -> bool:
+        """Return whether the engine answers; one that refuses is down at once, one that is silent after a while."""
+        try:
+            async with self._session.get(f"{engine.name}/health", timeout=_limit(self._probe_s)) as answer:
+                if answer.status == 200:
+                    engine.heard()
+                    return True
+                engine.went_down(f"/health answers {answer.status}")
+        except aiohttp.ClientConnectionError as error:
+            if isinstance(error, TimeoutError):
+                engine.missed()
+            else:
+                engine.went_down(str(error))
+        except (aiohttp.ClientError, TimeoutError):
+            engine.missed()
+        return False
+
+    async def _learn(self, engine: RoutedEngine) -> None:
+        """Learn the engine's models and the names of its blocks; what it does not say stays unknown."""
+        try:
+            async with self._session.get(
+                f"{engine.name}/v1/models", headers=self._headers, timeout=_limit(_PROBE_S)
+            ) as answer:
+                records = (await answer.json())["data"] if answer.status == 200 else []
+            engine.models = {str(record["id"]): bool(record.get("parent")) for record in records}
+            engine.naming = await self._naming(engine)
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, InvalidRequest) as error:
+            logger().warning("engine is not described", engine=engine.name, error=repr(error))
+
+    async def _naming(self, engine: RoutedEngine) -> BlockNaming | None:
+        """Ask for one token of a prompt of one token, with the hint that has QuireConnector describe its blocks."""
+        model = next((name for name, is_adapter in engine.models.items() if not is_adapter), "")
+        question: dict[str, Any] = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}
+        question["kv_transfer_params"] = {HINTS: {"describe": True}}
+        async with self._session.post(
+            f"{engine.name}{COMPLETIONS}", json=question, headers=self._headers, timeout=_limit(_DESCRIBE_S)
+        ) as answer:
+            parameters = (await answer.json()).get("kv_transfer_params") if answer.status == 200 else None
+        return BlockNaming.of(parameters, self._tenant_salt) if isinstance(parameters, Mapping) else None
+
+
+def _limit(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)

@@ -1,0 +1,105 @@
+"""Tokens of prompts, by the engines' own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from quire.telemetry import logger
+from quire_tools.router.engine import RoutedEngine
+from quire_tools.router.requests import CHAT, COMPLETIONS, GenerationRequest, token_prompt, tokens_of
+
+_COPIED: Final[Mapping[str, Sequence[str]]] = {
+    COMPLETIONS: ("model", "prompt", "add_special_tokens"),
+    CHAT: (
+        "model",
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "tools",
+    ),
+}
+_TOKENIZE_S: Final = 2.0
+_CHARACTERS_PER_TOKEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt.
+
+    Attributes:
+        tokens: Its tokens; empty where they are unknown.
+        length: How many there are, estimated where they are unknown.
+        adapter: Name of the adapter that it is computed with; empty for none.
+        cache_salt: What keeps its blocks apart from those of equal prompts.
+    """
+
+    tokens: Sequence[int]
+    length: int
+    adapter: str = ""
+    cache_salt: str = ""
+
+
+class Tokenizer:
+    """Asks engines for the tokens of prompts.
+
+    Args:
+        session: For requests to engines.
+        headers: Of these requests.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self._session = session
+        self._headers = headers
+
+    async def prompt_of(self, request: GenerationRequest, engine: RoutedEngine) -> Prompt:
+        """Return a request's prompt; its tokens are unknown if it is a batch, has images, or the engine does not say.
+
+        Args:
+            request: The request.
+            engine: Serves the request's model.
+        """
+        tokens = token_prompt(request)
+        if tokens is None and _is_text(request):
+            tokens = await self._ask(request, engine)
+        adapter = request.model if engine.models.get(request.model) else ""
+        length = len(tokens) if tokens is not None else max(1, len(request.raw) // _CHARACTERS_PER_TOKEN)
+        return Prompt(tokens=tokens or (), length=length, adapter=adapter, cache_salt=request.cache_salt)
+
+    async def _ask(self, request: GenerationRequest, engine: RoutedEngine) -> Sequence[int] | None:
+        question = {name: request.body[name] for name in _COPIED[request.path] if request.body.get(name) is not None}
+        try:
+            async with self._session.post(
+                f"{engine.name}/tokenize",
+                json=question,
+                headers={**self._headers, **_key_of(request)},
+                timeout=aiohttp.ClientTimeout(total=_TOKENIZE_S),
+            ) as answer:
+                tokens = (await answer.json())["tokens"] if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            logger().info("prompt is not tokenized", engine=engine.name, error=repr(error))
+            return None
+        return tokens_of(tokens)
+
+
+def _is_text(request: GenerationRequest) -> bool:
+    """Return whether the prompt is one text, without images, audio or video."""
+    if request.path == COMPLETIONS:
+        return isinstance(request.body.get("prompt"), str) and not request.body.get("prompt_embeds")
+    messages: Any = request.body.get("messages")
+    if not isinstance(messages, list):
+        return False
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+
+
+def _key_of(request: GenerationRequest) -> Mapping[str, str]:
+    key = request.headers.get("Authorization")
+    return {"Authorization": key} if key else {}
