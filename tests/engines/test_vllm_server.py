@@ -3,103 +3,46 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quire_tools.engines.server import EngineServer, engine_server
 from quire_tools.local import LocalCluster
-from quire_tools.local.ports import free_ports
 from tests.engines.engine import BLOCK, PROMPT, engine
 from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 
 
-class _Server:
-    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
-        self._url = f"http://127.0.0.1:{port}"
-        self.process = process
+@contextmanager
+def _server(model: Path, gateway: str, log: Path, *more: str, role: str = "kv_both", **extra: Any) -> Iterator[_Server]:
+    with engine_server(model, log, *more, gateway=gateway, role=role, **extra) as server:
+        server.ready()
+        yield _Server(server)
 
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self._url + path, timeout=30) as answer:
-            text: str = answer.read().decode()
-            return text
+
+class _Server:
+    """A server, and the requests of these tests."""
+
+    def __init__(self, server: EngineServer) -> None:
+        self.figure, self.kill = server.figure, server.kill
+        self._complete = server.complete
 
     def tokens(self, prompt: list[int], parameters: dict[str, Any] | None = None) -> tuple[list[int], int]:
         """The next eight, and how many of the prompt's were cached. `parameters`: of another engine's hand-over."""
-        response = self.complete(prompt, 8, parameters)
+        response = self._complete(prompt, 8, parameters)
         details = response["usage"].get("prompt_tokens_details") or {}
         return response["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
         """Send the request of a proxy, and return the parameters for the decode engine."""
         addresses = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-        response = self.complete(prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False, **addresses})
+        response = self._complete(prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False, **addresses})
         parameters: dict[str, Any] = response["kv_transfer_params"]
         return parameters
-
-    def complete(self, prompt: list[int], count: int, parameters: dict[str, Any] | None) -> dict[str, Any]:
-        body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        if parameters is not None:
-            body["kv_transfer_params"] = parameters
-        request = urllib.request.Request(
-            self._url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            response: dict[str, Any] = json.load(answer)
-        return response
-
-    def figure(self, name: str) -> float:
-        """Of the Prometheus page, all engines together."""
-        lines = self.get("/metrics").splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:quire_{name}_total"))
-
-
-@contextmanager
-def _server(model: Path, gateway: str, log: Path, *more: str, role: str = "kv_both", **extra: Any) -> Iterator[_Server]:
-    (port,) = free_ports(1)
-    transfer: dict[str, Any] = {
-        "kv_connector": "QuireConnector",
-        "kv_connector_module_path": "quire.integrations.vllm",
-        "kv_role": role,
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"gateway": gateway, "cut_off": False, **extra},
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", "2048", "--max-num-seqs", "4", "--block-size", str(BLOCK)]
-    command += ["--kv-cache-memory-bytes", str(64 << 20), "--enable-prompt-tokens-details"]
-    command += ["--kv-transfer-config", json.dumps(transfer), *more]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with (
-        log.open("w") as out,
-        subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True) as process,
-    ):
-        server = _Server(port, process)
-        try:
-            deadline = time.monotonic() + 100
-            while True:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-                try:
-                    server.get("/health")
-                    break
-                except OSError:
-                    time.sleep(0.5)
-            yield server
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_server_takes_what_another_engine_has_stored(
@@ -143,7 +86,7 @@ def test_one_engine_computes_a_prompt_and_another_one_decodes(
         blocks += (len(early) - 1) // BLOCK - 500 // BLOCK  # it has the others in its own cache
         until(lambda: decode.figure("loaded_blocks") == blocks, "here too")
 
-        os.killpg(prefill.process.pid, signal.SIGKILL)  # its engine and worker are processes of their own
+        prefill.kill()
         assert decode.tokens(orphan, {"do_remote_prefill": True, "quire_tokens": len(orphan)})[0] == of_orphan
         until(lambda: decode.figure("short_handovers") == 1, "it was computed here")
         assert decode.figure("handovers") == 3 and decode.figure("stored_blocks") == 0
