@@ -1,7 +1,7 @@
 """Spans, measurements and log lines of Quire, and every name of theirs in `names.py`. Set-up is the process's own."""
 
 from quire.telemetry.api import counter, logger, meter, tally, tracer
-from quire.telemetry.trace import background, be_background, binary_context, entry, from_binary, headers
+from quire.telemetry.trace import background, be_background, binary_context, entry, from_binary, headers, within
 
 __all__ = [
     "background",
@@ -15,4 +15,5 @@ __all__ = [
     "meter",
     "tally",
     "tracer",
+    "within",
 ]

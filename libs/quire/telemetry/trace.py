@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import random
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -15,6 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 BINARY_BYTES: Final = 25
+Result = TypeVar("Result")
 
 
 def headers(context: Context | None = None) -> dict[str, str]:
@@ -35,6 +36,13 @@ def entry(carrier: Mapping[str, str], *, strangers: bool = False) -> tuple[Conte
         return context, []
     caller = trace.get_current_span(context).get_span_context()
     return Context(), [Link(caller)] if caller.is_valid else []
+
+
+async def within(carrier: Mapping[str, str], work: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+    """Do work in the trace that a request's headers name, in a task of its own; in none without such headers."""
+    if carrier:
+        otel_context.attach(_PROPAGATOR.extract(dict(carrier), Context()))
+    return await work(*arguments)
 
 
 def background() -> contextvars.Context:

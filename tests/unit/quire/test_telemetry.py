@@ -8,7 +8,7 @@ import json
 import pytest
 import structlog
 
-from quire.telemetry import background, headers, logger, tracer
+from quire.telemetry import background, headers, logger, tracer, within
 from quire.telemetry.trace import in_request
 from quire_server.telemetry import configure
 
@@ -45,3 +45,13 @@ async def test_what_outlives_a_request_is_none_of_its_trace() -> None:
     traced, header = await asyncio.create_task(sent(), context=background())
     assert not traced
     assert header.endswith("-00"), "not sampled"
+
+
+async def test_work_is_done_within_the_trace_of_its_request() -> None:
+    async def sent() -> str:
+        return headers().get("traceparent", "")
+
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert await asyncio.create_task(within({"traceparent": trace}, sent)) == trace
+    assert await asyncio.create_task(within({}, sent)) == await sent() == "", "not even behind it"
+    assert await asyncio.create_task(within({"traceparent": "nonsense"}, sent)) == ""

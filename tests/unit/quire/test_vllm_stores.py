@@ -21,6 +21,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.telemetry import headers
 from quire.transport.memory import MemoryTransport
 
 SLAB = 4096
@@ -52,10 +53,12 @@ class _Client:
     def __init__(self) -> None:
         self.asynchronous, self.stored, self.failing = self, 0, False
         self.works: list[Future[Any]] = []
+        self.traces: list[str] = []
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     async def store(self, namespace: Namespace, keys: ChunkKeys, first: int, memory: Buffer, **_: Any) -> _Session:
+        self.traces.append(headers().get("traceparent", ""))
         if self.failing or first > self.stored:
             raise InvalidRequest("would have no parent", field="first_chunk")
         return _Session(self, first, memory.length // SLAB)
@@ -88,7 +91,7 @@ class _Worker:
         self.stores.finish_step()
 
     @staticmethod
-    def _plan(name: str, first: int, stop: int, known: int, *, handed_over: bool) -> StorePlan:
+    def _plan(name: str, first: int, stop: int, known: int, *, handed_over: bool = False, trace: str = "") -> StorePlan:
         return StorePlan(
             request_id=name,
             group=0,
@@ -98,6 +101,7 @@ class _Worker:
             first=first,
             blocks=tuple(range(first, stop)),
             handed_over=handed_over,
+            trace={"traceparent": trace} if trace else {},
         )
 
     def left_out(self) -> list[tuple[int, bool]]:
@@ -118,6 +122,15 @@ def worker() -> Iterator[_Worker]:
     made = _Worker(room=16)
     yield made
     made.client.close()
+
+
+def test_a_store_belongs_to_the_trace_of_its_request(worker: _Worker) -> None:
+    traces = [f"00-0af7651916cd43dd8448eb211c80319{digit}-b7ad6b7169203331-01" for digit in "ab"]
+    for number, trace in enumerate([*traces, ""]):
+        worker.stores.start(worker._plan(str(number), 0, 2, 0, trace=trace))
+    worker.stores.finish_step()
+    worker.settled()
+    assert worker.client.traces == [*traces, ""]
 
 
 def test_a_requests_stores_wait_for_each_other(worker: _Worker) -> None:

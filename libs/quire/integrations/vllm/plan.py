@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class LoadPlan:
 
     `found`: look-up of each shard; empty where nothing could be read. `follow`: load blocks, too, while another engine
     stores them. `worth_s`: time to compute the blocks, `hidden_s`: time for which the step computes;
-    0 for unknown. `priority`: as of `Urgency`.
+    0 for unknown. `priority`: as of `Urgency`. `trace`: headers that name the request's trace.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class LoadPlan:
     worth_s: float = 0.0
     hidden_s: float = 0.0
     priority: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class StorePlan:
 
     `known`: chunks from the start that Quire had when it was asked. `state`: block at whose end the state of a store
     is; None for stores of blocks. `handed_over`: another engine waits for it, and its request has no later step.
+    `trace`: headers that name the request's trace.
     """
 
     request_id: str
@@ -70,6 +73,7 @@ class StorePlan:
     blocks: tuple[int, ...]
     state: int | None = None
     handed_over: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.scheduler.lookups import Query, RequestMatch, let_go, look_up
 from quire.integrations.vllm.scheduler.requests import BlockNames, State
 from quire.integrations.vllm.settings import Settings
-from quire.telemetry import logger
+from quire.telemetry import logger, within
 
 _FRESH_S: Final = 30.0
 
@@ -75,7 +75,8 @@ class Asking:
         for group, count in zip(self._blocks.groups, counts, strict=True):
             keys = self._blocks.keys(state, group, count)
             queries.append(Query(group, tuple(zip(self._blocks.spaces(state, group), keys, strict=True))))
-        state.asking = self._client.spawn(look_up(self._client, queries, state.request.num_tokens - 1))
+        tokens_max = state.request.num_tokens - 1
+        state.asking = self._client.spawn(within(state.trace, look_up, self._client, queries, tokens_max))
 
     def ask_again(self, state: State) -> None:
         """Begin the look-ups anew, or wait anew for the names."""

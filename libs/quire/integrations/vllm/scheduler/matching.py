@@ -281,6 +281,7 @@ class Matching:
                 follow=follow_plan(self._blocks, state, group, stop, self._now_s()) if state.following else None,
                 worth_s=worth_s,
                 priority=priority_of(request, state.hints),
+                trace=state.trace,
             )
             loads.append(load)
             part.match = None  # the lease is the load's from here on
@@ -463,6 +464,7 @@ class Matching:
             first=first,
             blocks=tuple(blocks[first:]),
             handed_over=is_for_another(state.request),
+            trace=state.trace,
         )
 
     def _store_states(self, request_id: str, ends: Sequence[tuple[int, int, int]]) -> list[StorePlan]:
@@ -488,6 +490,7 @@ class Matching:
                 blocks=(block,),
                 state=at,
                 handed_over=is_for_another(state.request),
+                trace=state.trace,
             )
             stores.append(store)
         return stores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,6 +77,12 @@ class State:
     awaited: bool = False
     following: bool = False
     hints: Hints = field(default_factory=Hints)
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """Headers that name the request's trace; none where vLLM records no traces."""
+        headers: Mapping[str, str] | None = getattr(self.request, "trace_headers", None)
+        return dict(headers) if headers else {}
 
     @property
     def is_leased(self) -> bool:

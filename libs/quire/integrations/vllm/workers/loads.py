@@ -23,7 +23,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.outcome import NodeOutcome
 from quire.model.urgency import Urgency
-from quire.telemetry import logger
+from quire.telemetry import logger, within
 
 _QUIET_S: Final = 5.0
 _STAGED_QUIET_S: Final = 0.25
@@ -180,7 +180,7 @@ class Loads:
             load.missing = set(plan.blocks)
             self._end(load)
             return
-        self._client.spawn(self._run(load))
+        self._client.spawn(within(load.plan.trace, self._run, load))
 
     def _end(self, load: Load) -> None:
         """End a load without a delivery."""

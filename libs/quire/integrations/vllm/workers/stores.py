@@ -18,7 +18,7 @@ from quire.integrations.vllm.workers.blocks import Bytes
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
-from quire.telemetry import logger
+from quire.telemetry import logger, within
 
 _QUIET_S: Final = 5.0
 _AT_ONCE: Final = 16
@@ -78,7 +78,7 @@ class BlockStores:
         store = _Store(plan, memory, layers, self._last.get(plan.request_id))
         self._last[plan.request_id], self._until[plan.request_id] = store, plan.first + len(plan.blocks)
         self._step.append(store)
-        self._client.spawn(self._run(store))
+        self._client.spawn(within(store.plan.trace, self._run, store))
 
     def finished(self, request_id: str) -> None:
         """Nothing more of this request will be stored."""
