@@ -7,7 +7,7 @@ import os
 import pytest
 import redis.asyncio as redis
 
-from quire.model.errors import QuotaExceeded
+from quire.model.errors import InvalidRequest, QuotaExceeded
 from quire.model.hashing import Namespace
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
@@ -103,17 +103,88 @@ async def test_a_refusal_leaves_the_count(any_redis: redis.Redis) -> None:
 
 
 async def test_a_beginning_is_not_pinned_behind_the_count(any_redis: redis.Redis) -> None:
-    """A longer prefix replaces it, pin included: shortening the longer one then ends both."""
+    """A longer prefix replaces it, pin included: ending the longer one then ends both."""
     index, retention, clock = await _world(any_redis)
     keys, other = await _stored(index, 10), await _stored(index, 10)
     await retention.retain(SPACE, keys.run(0, 9), 60_000)
     await retention.retain(SPACE, keys, 60_000)
     assert await index.pins(keys.at(0)) == 1
-    await retention.retain(SPACE, keys, 1)
-    await clock.advance(1)
+    assert await retention.end(SPACE, keys) == 1
     assert (await retention.retain(SPACE, other, 60_000))[0] == 10
     evicted = await index.evict(list(reversed(records(keys, 0, 10))), clock.now_ms(), 0)
     assert len(evicted.removed) == 10, "nothing pins it"
+
+
+async def _is_kept(index: PrefixIndex, keys: ChunkKeys, clock: FakeClock) -> bool:
+    """Try to evict the last chunk."""
+    (last,) = records(keys, len(keys) - 1, 1)
+    return not (await index.evict([last], clock.now_ms(), 0)).removed
+
+
+async def test_a_shorter_retention_does_not_shorten_one(any_redis: redis.Redis) -> None:
+    """Not even of the same holder, with and without a limit."""
+    for limit in (LIMIT, 0):
+        index, retention, clock = await _world(any_redis, limit)
+        keys, other = await _stored(index, 6), await _stored(index, 6)
+        await retention.retain(SPACE, keys, 60_000)
+        await retention.retain(SPACE, keys, 1)
+        await clock.advance(50)
+        assert await _is_kept(index, keys, clock)
+        if limit:
+            with pytest.raises(QuotaExceeded):
+                await retention.retain(SPACE, other, 60_000)
+        await clock.advance(11)
+        assert not await _is_kept(index, keys, clock)
+
+
+async def test_holders_neither_shorten_nor_end_each_others(any_redis: redis.Redis) -> None:
+    for limit in (LIMIT, 0):
+        index, retention, clock = await _world(any_redis, limit)
+        keys = await _stored(index, 6)
+        await retention.retain(SPACE, keys, 60_000, "one")
+        await retention.retain(SPACE, keys, 1_000, "two")
+        assert await retention.end(SPACE, keys) == 0, "nor the tenant itself"
+        assert await retention.end(SPACE, keys, "two") == 1
+        assert await _is_kept(index, keys, clock)
+        await retention.retain(SPACE, keys, 5_000, "two")
+        assert await retention.end(SPACE, keys, "one") == 1
+        assert await _is_kept(index, keys, clock)
+        await clock.advance(6)
+        assert not await _is_kept(index, keys, clock)
+
+
+async def test_a_prefix_of_several_holders_counts_once(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys, other = await _stored(index, 6), await _stored(index, 6)
+    for holder in ("", "one", "two"):
+        assert (await retention.retain(SPACE, keys, 60_000, holder))[0] == 6
+    for holder in ("two", ""):
+        assert await retention.end(SPACE, keys, holder) == 1
+        with pytest.raises(QuotaExceeded):
+            await retention.retain(SPACE, other, 60_000)
+    assert await retention.end(SPACE, keys, "one") == 1
+    assert (await retention.retain(SPACE, other, 60_000))[0] == 6
+
+
+async def test_a_conversation_replaces_its_own_turns_alone(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys = await _stored(index, 6)
+    await retention.retain(SPACE, keys.run(0, 4), 60_000, "one")
+    await retention.retain(SPACE, keys, 60_000, "two")
+    assert await retention.end(SPACE, keys.run(0, 4), "one") == 1
+    await retention.retain(SPACE, keys.run(0, 4), 60_000, "two")
+    with pytest.raises(QuotaExceeded):
+        await retention.retain(SPACE, await _stored(index, 1), 60_000, "three")
+
+
+async def test_a_holders_name_is_bounded(any_redis: redis.Redis) -> None:
+    index, retention, _ = await _world(any_redis)
+    keys = await _stored(index, 1)
+    assert (await retention.retain(SPACE, keys, 60_000, "ä" * 128))[0] == 1
+    with pytest.raises(InvalidRequest, match="holder"):
+        await retention.retain(SPACE, keys, 60_000, "ä" * 129)
+    with pytest.raises(InvalidRequest, match="holder"):
+        await retention.end(SPACE, keys, "ä" * 129)
 
 
 async def test_what_is_stored_later_is_not_retained_uncounted(any_redis: redis.Redis) -> None:

@@ -80,10 +80,25 @@ async def test_what_is_retained_outlasts_its_client_and_everybody_elses_need(in_
 async def test_a_retention_ends_by_itself(in_memory: LocalCluster) -> None:
     async with QuireClient(in_memory.gateway_address) as client:
         kept = await _put(client, Durability.MEMORY)
-        assert await client.retain(*kept, seconds=600) == CHUNKS
-        assert await client.retain(*kept, seconds=0.2) == CHUNKS, "a new time in place of the old one"
+        assert await client.retain(*kept, seconds=0.2) == CHUNKS
         await asyncio.sleep(0.3)
         assert await client.evict(*kept) == CHUNKS
+
+
+async def test_a_prefix_is_kept_until_its_last_holder_ends(in_memory: LocalCluster) -> None:
+    async with QuireClient(in_memory.gateway_address) as client:
+        kept = await _put(client, Durability.MEMORY)
+        for holder in ("one", "two"):
+            assert await client.retain(*kept, seconds=600, holder=holder) == CHUNKS
+        assert await client.retain(*kept, seconds=0.1, holder="two") == CHUNKS, "which shortens nothing"
+        assert await client.end_retention(*kept, holder="one")
+        assert not await client.end_retention(*kept), "that of the tenant itself"
+        await asyncio.sleep(0.2)
+        assert await client.evict(*kept) == 0
+        assert await client.end_retention(*kept, holder="two")
+        assert await client.evict(*kept) == CHUNKS
+        with pytest.raises(InvalidRequest, match="holder"):
+            await client.retain(*kept, seconds=1, holder="x" * 257)
 
 
 async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:

@@ -444,20 +444,20 @@ class QuireClient:
         request = assign_request_to(namespace, keys, prompt_tokens, EngineTable.of(engines))
         return assignment_from(await call(self._stub.Assign, request, timeout_s=self._timeout_s))
 
-    async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
+    async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float, *, holder: str = "") -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.
 
-        The retention outlives this client. Calling again for the same prefix replaces the time; a longer prefix has a
-        retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
-        `DeadlineExceeded`.
+        The retention outlives this client, and belongs to `holder`, for example a conversation; empty for the tenant.
+        Calling again for the same prefix never shortens the time; a longer prefix has a retention of its own. Raises
+        `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
-        ttl_ms = max(1, math.ceil(seconds * 1000))
-        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, ttl_ms=ttl_ms)
+        ttl_ms, about = max(1, math.ceil(seconds * 1000)), convert.namespace_to(namespace)
+        request = pb.RetainRequest(namespace=about, chunk_keys=keys.packed, ttl_ms=ttl_ms, holder=holder)
         return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
-    async def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
-        """Allow the prefix to be evicted again; whether any chunk of it was retained. Raises as `retain`."""
-        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed)
+    async def end_retention(self, namespace: Namespace, keys: ChunkKeys, *, holder: str = "") -> bool:
+        """End a holder's retentions on any of the keys; whether there was one. Raises as `retain`."""
+        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, holder=holder)
         return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:

@@ -11,6 +11,7 @@ from quire.model.urgency import PRIORITY_MAX
 
 HINTS: Final = "quire"
 """Name of the field in `kv_transfer_params`."""
+SESSION_BYTES_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Hints:
         prefetch_by_s: Seconds after its end at which the next request of the prompt comes, for example when a tool has
             answered; None for unknown.
         demote: The prompt is not wanted again soon: memory and drives may be given to others.
+        session: Name of the conversation. Its retentions are its own: others neither shorten nor end them, and
+            `demote` ends them.
         describe: The answer is to name the engine's blocks, for a router.
     """
 
@@ -30,6 +33,7 @@ class Hints:
     priority: int | None = None
     prefetch_by_s: float | None = None
     demote: bool = False
+    session: str = ""
     describe: bool = False
 
     @property
@@ -70,10 +74,15 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= SESSION_BYTES_MAX
+
+
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "retain_s": _is_time,
     "priority": _is_priority,
     "prefetch_by_s": _is_time,
     "demote": _is_flag,
+    "session": _is_name,
     "describe": _is_flag,
 }

@@ -342,7 +342,8 @@ class MemoryIndex:
     def _pin(self, key: bytes, pin: Pin) -> None:
         for pinned_key in list(self.state.pins):
             self._is_pinned(pinned_key, pin.now_ms)
-        self.state.pins.setdefault(key, {})[pin.lease_id] = pin.expires_ms
+        pins = self.state.pins.setdefault(key, {})
+        pins[pin.lease_id] = max(pin.expires_ms, pins.get(pin.lease_id, 0))
 
     def _is_pinned(self, key: bytes, now_ms: int) -> bool:
         pins = self.state.pins.get(key)

@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import redis.asyncio as redis
 
+from quire.model.keys import KEY_BYTES
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.scripts import script
 
@@ -24,37 +25,46 @@ class RetainedBytes:
         self._forget = client.register_script(script("retained_forget"))
 
     async def reserve(
-        self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
+        self,
+        tenant: str,
+        keys: Sequence[bytes],
+        retained_bytes: int,
+        until_ms: int,
+        now_ms: int,
+        limit: int,
+        holder: bytes = b"",
     ) -> tuple[int, dict[bytes, bytes]]:
         """Count the retention of a prefix, unless the tenant would exceed the limit.
 
         Args:
             tenant: Name of the tenant.
             keys: Of the prefix.
-            retained_bytes: Size of the prefix.
-            until_ms: End of the retention.
+            retained_bytes: Size of the prefix; it counts once, however many holders retain it.
+            until_ms: End of the retention; one that the holder has is not shortened.
             now_ms: The cluster's time.
             limit: Bytes that the tenant may retain.
+            holder: Name of the holder.
 
         Returns:
-            The tenant's retained bytes, above the limit if nothing was counted; and the shorter retentions that end no
-            later, by their last key.
+            The tenant's retained bytes, above the limit if nothing was counted; and the holder's shorter retentions
+            that end no later, by their last key.
         """
-        inside = [tip for tip in await self.known(tenant, keys) if tip != keys[-1]]
-        args: list[Any] = [keys[-1], retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
+        inside = [tip + holder for tip in await self.known(tenant, keys, holder) if tip != keys[-1]]
+        args: list[Any] = [keys[-1] + holder, retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
         async with metadata_errors():
             retained, inner = await self._reserve(keys=[_KEY + tenant], args=args)
-        return int(retained), dict(zip(inner[::2], inner[1::2], strict=True))
+        tips = [name[:KEY_BYTES] for name in inner[::2]]
+        return int(retained), dict(zip(tips, inner[1::2], strict=True))
 
-    async def known(self, tenant: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the counted retentions whose last key is among the keys."""
+    async def known(self, tenant: str, keys: Sequence[bytes], holder: bytes = b"") -> dict[bytes, bytes]:
+        """Return the holder's counted retentions whose last key is among the keys."""
         async with metadata_errors():
             counted = cast(dict[bytes, bytes], await self._client.hgetall(_KEY + tenant))
-        return {tip: counted[tip] for tip in set(counted).intersection(keys)}
+        return {key: counted[key + holder] for key in keys if key + holder in counted}
 
-    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes]) -> None:
-        """Count retentions no longer, unless they have changed since they were read."""
+    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes], holder: bytes = b"") -> None:
+        """Count the holder's retentions no longer, unless they have changed since they were read."""
         if retentions:
-            args = [part for retention in retentions.items() for part in retention]
+            args = [part for tip, about in retentions.items() for part in (tip + holder, about)]
             async with metadata_errors():
                 await self._forget(keys=[_KEY + tenant], args=args)

@@ -70,10 +70,14 @@ class _Client:
             raise Unavailable("no gateway")
         self.asked.append((what, len(keys), round(asyncio.get_running_loop().time(), 3)))
 
-    async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
-        self._note(f"retain {seconds:g}", keys)
+    async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float, *, holder: str) -> int:
+        self._note(f"retain {seconds:g}{holder and f' for {holder}'}", keys)
         self.stored += 1
         return min(self.stored, len(keys))
+
+    async def end_retention(self, namespace: Namespace, keys: ChunkKeys, *, holder: str) -> bool:
+        self._note(f"end of {holder}", keys)
+        return True
 
     async def demote(self, namespace: Namespace, keys: ChunkKeys) -> int:
         self._note("demote", keys)
@@ -113,6 +117,13 @@ def test_it_is_in_memory_when_it_is_wanted() -> None:
 
 def test_a_prompt_that_is_not_wanted_soon_gives_its_place_up() -> None:
     assert [what for what, *_ in _carried_out(Hints(demote=True))] == ["demote"] * 2
+
+
+def test_a_session_holds_what_it_retains_until_it_ends() -> None:
+    turn = _carried_out(Hints(retain_s=60, session="s"), _Client(stored=10))
+    assert [what for what, *_ in turn] == ["retain 60 for s"] * 2
+    end = _carried_out(Hints(demote=True, session="s"))
+    assert [what for what, *_ in end] == ["end of s", "demote"] * 2
 
 
 def test_a_cache_that_is_away_costs_a_line_in_the_log() -> None:

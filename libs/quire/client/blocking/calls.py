@@ -204,18 +204,18 @@ class SyncCalls(SyncLoop):
         """Choose the engine that is to prefill a prompt whose whole chunks have these keys. Raises `InvalidRequest`."""
         return self.run(self._client.assign(namespace, keys, prompt_tokens, engines))
 
-    def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
+    def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float, *, holder: str = "") -> int:
         """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.
 
-        The retention outlives this client. Calling again for the same prefix replaces the time; a longer prefix has a
-        retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
-        `DeadlineExceeded`.
+        The retention outlives this client, and belongs to `holder`, for example a conversation; empty for the tenant.
+        Calling again for the same prefix never shortens the time; a longer prefix has a retention of its own. Raises
+        `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
-        return self.run(self._client.retain(namespace, keys, seconds))
+        return self.run(self._client.retain(namespace, keys, seconds, holder=holder))
 
-    def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
-        """Allow the prefix to be evicted again; whether any chunk of it was retained. Raises as `retain`."""
-        return self.run(self._client.end_retention(namespace, keys))
+    def end_retention(self, namespace: Namespace, keys: ChunkKeys, *, holder: str = "") -> bool:
+        """End a holder's retentions on any of the keys; whether there was one. Raises as `retain`."""
+        return self.run(self._client.end_retention(namespace, keys, holder=holder))
 
     def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
         """Have the longest stored prefix brought into storage nodes' memory; returns how many chunks are there now.

@@ -523,14 +523,16 @@ class ReleaseResponse(_message.Message):
     def __init__(self, released: _Optional[bool] = ...) -> None: ...
 
 class RetainRequest(_message.Message):
-    __slots__ = ("namespace", "chunk_keys", "ttl_ms")
+    __slots__ = ("namespace", "chunk_keys", "ttl_ms", "holder")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
     ttl_ms: int
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    holder: str
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class RetainResponse(_message.Message):
     __slots__ = ("chunks", "until_ms")

@@ -133,8 +133,8 @@ class GatewayServicer(GatewayServiceServicer):
             namespace = convert.namespace_from(request.namespace)
             keys = await self._derivation.derive(namespace.tag, ChunkKeys(request.chunk_keys))
             if not request.ttl_ms:
-                return pb.RetainResponse(chunks=await self._retention.end(namespace, keys))
-            chunks, until_ms = await self._retention.retain(namespace, keys, request.ttl_ms)
+                return pb.RetainResponse(chunks=await self._retention.end(namespace, keys, request.holder))
+            chunks, until_ms = await self._retention.retain(namespace, keys, request.ttl_ms, request.holder)
             return pb.RetainResponse(chunks=chunks, until_ms=until_ms)
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:

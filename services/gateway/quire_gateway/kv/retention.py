@@ -1,7 +1,8 @@
 """Prefixes that are not evicted before a time that a client has set.
 
-A retention is a pin in the index, as a lease is. The end of a session does not end it. A tenant has at most one on a
-chunk: retaining the same prefix again replaces the time. One of a longer prefix is another retention.
+A retention is a pin in the index, as a lease is. The end of a session does not end it. It belongs to a holder of the
+tenant, for example a conversation: a prefix is kept until the last holder's retention ends. A holder has at most one on
+a chunk: retaining the same prefix again extends the time. One of a longer prefix is another retention.
 
 Retained chunks are not evicted when a tenant exceeds its limit of stored bytes, so they may not exceed it either.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import Final, Protocol
 
 from quire.model.errors import InvalidRequest, QuotaExceeded
 from quire.model.hashing import Namespace
@@ -19,6 +21,9 @@ from quire.model.index import Match, Pin
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
 from quire_server.clock import Clock, end_ms
+
+HOLDER_BYTES_MAX: Final = 256
+_NAME_BYTES: Final = 16
 
 
 class RetentionIndex(Protocol):
@@ -33,10 +38,17 @@ class Retained(Protocol):
     """The retentions of tenants with limits; see `quire_server.redis.RetainedBytes`."""
 
     async def reserve(
-        self, tenant: str, keys: Sequence[bytes], retained_bytes: int, until_ms: int, now_ms: int, limit: int
+        self,
+        tenant: str,
+        keys: Sequence[bytes],
+        retained_bytes: int,
+        until_ms: int,
+        now_ms: int,
+        limit: int,
+        holder: bytes = b"",
     ) -> tuple[int, dict[bytes, bytes]]: ...
-    async def known(self, tenant: str, keys: Sequence[bytes]) -> dict[bytes, bytes]: ...
-    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes]) -> None: ...
+    async def known(self, tenant: str, keys: Sequence[bytes], holder: bytes = b"") -> dict[bytes, bytes]: ...
+    async def forget(self, tenant: str, retentions: Mapping[bytes, bytes], holder: bytes = b"") -> None: ...
 
 
 class Retention:
@@ -66,12 +78,23 @@ class Retention:
         self._clock = clock
         self._longest_ms = longest_s * 1000
 
-    async def retain(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> tuple[int, int]:
-        """Keep the longest indexed prefix; how many chunks of it can be read, and until when (ms since the Unix epoch).
+    async def retain(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int, holder: str = "") -> tuple[int, int]:
+        """Keep the longest indexed prefix for a holder.
 
-        Raises `InvalidRequest` for a time that is too long, and for unchained keys; `QuotaExceeded` if the tenant would
-        retain more than it may store.
+        Args:
+            namespace: Of the prefix.
+            keys: Of the prefix.
+            ttl_ms: For how long; a retention of this holder that ends later stays as it is.
+            holder: Name of the holder; empty for the tenant itself.
+
+        Returns:
+            How many chunks of it can be read, and until when at least it is kept (ms since the Unix epoch).
+
+        Raises:
+            InvalidRequest: The time or the holder's name is too long, or the keys are unchained.
+            QuotaExceeded: The tenant would retain more than it may store.
         """
+        name = _Holder.of(namespace, holder)
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")
         now_ms = await self._clock.known_ms()
@@ -82,20 +105,22 @@ class Retention:
             if not chunks:
                 return 0, until_ms
             keys = keys.run(0, chunks)  # what is stored from now on is not counted, and so not pinned
-        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit) if limit else {}
-        pin = Pin(lease_id=_name(namespace), expires_ms=until_ms, ttl_ms=ttl_ms, now_ms=now_ms)
+        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit, name.counted) if limit else {}
+        pin = Pin(lease_id=name.pin, expires_ms=until_ms, ttl_ms=ttl_ms, now_ms=now_ms)
         match = await self._index.match(keys, pin)
         shorter = set(keys.run(0, max(0, match.count - 1)))  # the last one may be pinned by this very call
-        await self._release(namespace, keys, {tip: about for tip, about in inner.items() if tip in shorter})
+        await self._release(namespace, keys, {tip: about for tip, about in inner.items() if tip in shorter}, name)
         stored_runs = takewhile(lambda run: run.nodes, match.runs)
         return sum(run.count for run in stored_runs), until_ms
 
-    async def end(self, namespace: Namespace, keys: ChunkKeys) -> int:
-        """End the tenant's retentions on any of the keys; how many there were."""
-        counted = 0
+    async def end(self, namespace: Namespace, keys: ChunkKeys, holder: str = "") -> int:
+        """End a holder's retentions on any of the keys; how many there were. Raises `InvalidRequest`."""
+        name, counted = _Holder.of(namespace, holder), 0
         if self._limit(namespace):
-            counted = await self._release(namespace, keys, await self._known(namespace, keys.distinct()))
-        return counted + await self._index.unpin_all(keys.distinct(), _name(namespace))
+            assert self._retained is not None, "the tenant has a limit"
+            known = await self._retained.known(namespace.tenant, list(keys.distinct()), name.counted)
+            counted = await self._release(namespace, keys, known, name)
+        return counted + await self._index.unpin_all(keys.distinct(), name.pin)
 
     def _limit(self, namespace: Namespace) -> int:
         """Return the bytes that the tenant may retain; 0 for no limit."""
@@ -103,34 +128,53 @@ class Retention:
         return self._policy(namespace.tenant).stored_bytes_max if counted else 0
 
     async def _reserve(
-        self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int
+        self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int, holder: bytes
     ) -> dict[bytes, bytes]:
         """Count a prefix against the limit; the retentions that it replaces. Raises `QuotaExceeded`."""
         assert self._retained is not None, "the tenant has a limit"
         size = len(keys) * namespace.layout.chunk_bytes
-        retained, inner = await self._retained.reserve(namespace.tenant, list(keys), size, until_ms, now_ms, limit)
+        retained, inner = await self._retained.reserve(
+            namespace.tenant, list(keys), size, until_ms, now_ms, limit, holder
+        )
         if retained > limit:
             raise QuotaExceeded(f"{retained} bytes would be retained, {limit} may be stored", field="ttl_ms")
         return inner
 
-    async def _known(self, namespace: Namespace, keys: ChunkKeys) -> dict[bytes, bytes]:
-        assert self._retained is not None, "the tenant has a limit"
-        return await self._retained.known(namespace.tenant, list(keys))
-
-    async def _release(self, namespace: Namespace, keys: ChunkKeys, retentions: Mapping[bytes, bytes]) -> int:
+    async def _release(
+        self, namespace: Namespace, keys: ChunkKeys, retentions: Mapping[bytes, bytes], holder: _Holder
+    ) -> int:
         """Unpin retentions that end within a prefix, and count those no more that were pinned and are unchanged."""
         if not retentions or self._retained is None:
             return 0
-        places, name = {key: index for index, key in enumerate(keys)}, _name(namespace)
+        places = {key: index for index, key in enumerate(keys)}
         released = {
             tip: about
             for tip, about in retentions.items()
-            if await self._index.unpin(keys.bucket_of(places[tip]), tip, name)
+            if await self._index.unpin(keys.bucket_of(places[tip]), tip, holder.pin)
         }
-        await self._retained.forget(namespace.tenant, released)
+        await self._retained.forget(namespace.tenant, released, holder.counted)
         return len(released)
 
 
-def _name(namespace: Namespace) -> bytes:
-    """The name of a tenant's pins, 16 bytes. It cannot be guessed without the tenant's salt."""
-    return hashlib.sha256(b"quire retention" + namespace.tenant_salt).digest()[:16]
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A holder's names.
+
+    Attributes:
+        pin: Of its pins, 16 bytes. It cannot be guessed without the tenant's salt.
+        counted: Among the tenant's retentions; empty for the tenant itself.
+    """
+
+    pin: bytes
+    counted: bytes
+
+    @classmethod
+    def of(cls, namespace: Namespace, holder: str) -> _Holder:
+        """Return the names of a holder. Raises `InvalidRequest` if its own is too long."""
+        if len(holder.encode()) > HOLDER_BYTES_MAX:
+            raise InvalidRequest(f"longer than {HOLDER_BYTES_MAX} bytes", field="holder")
+        name = hashlib.sha256(b"quire retention" + namespace.tenant_salt).digest()
+        if not holder:
+            return cls(name[:_NAME_BYTES], b"")
+        pin = hashlib.sha256(name + holder.encode()).digest()[:_NAME_BYTES]
+        return cls(pin, pin)

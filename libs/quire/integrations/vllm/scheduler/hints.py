@@ -51,11 +51,13 @@ async def carry_out(client: QuireClient, prefixes: Prefixes, hints: Hints) -> No
             for namespace, keys in prefixes:
                 for wait_s in _AGAIN_S:
                     await asyncio.sleep(wait_s)
-                    if await client.retain(namespace, keys, hints.retain_s) == len(keys):
+                    if await client.retain(namespace, keys, hints.retain_s, holder=hints.session) == len(keys):
                         break
         if hints.demote:
             await asyncio.sleep(_LEAD_S)
             for namespace, keys in prefixes:
+                if hints.session:
+                    await client.end_retention(namespace, keys, holder=hints.session)
                 await client.demote(namespace, keys)
         if hints.prefetch_by_s is not None:
             await asyncio.sleep(max(0.0, prefetch_s - lead_s - loop.time()))
