@@ -94,7 +94,7 @@ $(MORE_STAMP): $(ENGINES_STAMP) tests/engines/more.txt
 	  "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	touch $(MORE_STAMP)
 
-demo-vllm: $(ENGINES_STAMP) ## two vLLM processes share a prefix through Quire; then a storage node dies
+demo-vllm: $(ENGINES_STAMP) ## vLLM processes share a prefix through Quire, one prefills for another; a node and an engine die
 	$(ENGINES)/bin/quire demo-vllm
 
 test-engines: $(MORE_STAMP) ## real vLLM, LMCache and SGLang with Quire: their tokens, whatever happens to the cache

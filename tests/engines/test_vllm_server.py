@@ -48,7 +48,7 @@ class _Server:
 def test_the_server_takes_what_another_engine_has_stored(
     tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    with engine(tiny_model, engine_cluster.gateway_address) as here:
+    with engine(tiny_model, engine_cluster.gateway_address, prefix_caching_hash_algo="sha256_cbor") as here:
         expected, _ = here.tokens(PROMPT)
         until(lambda: here.figures().get("stored_blocks", 0) > 0, "stored")
     with _server(tiny_model, engine_cluster.gateway_address, tmp_path / "log") as server:

@@ -380,7 +380,7 @@ def demo(
 def demo_vllm(
     folder: Annotated[Path, typer.Option(help="where the model and the logs go")] = Path("quire-demo-vllm"),
 ) -> None:
-    """Two vLLM processes share a prefix; then a storage node dies (make demo-vllm installs vLLM for the CPU)."""
+    """Engines share a prefix, one prefills for another; a node and an engine die (`make demo-vllm` installs vLLM)."""
     from quire_tools.cli.demos.vllm import DemoVllm
 
     DemoVllm(folder).run()

@@ -1,7 +1,7 @@
-"""`quire demo-vllm`: two vLLM processes share a prefix through Quire; then a storage node dies while one loads.
+"""`quire demo-vllm`: vLLM processes share a prefix through Quire, and one prefills for another; two processes die.
 
 Real vLLM on this machine's CPU, a Llama of random weights: its compute is real, its words are not. Each engine is a
-process of its own that takes requests over a pipe; greedy tokens with Quire have to be those of a third one without it.
+process of its own; greedy tokens with Quire have to be those of one without it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from quire.client import SyncClient
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire.transport import OFF
+from quire_tools.cli.demos.vllm_roles import EnginesBehindRouter, Routed, killed_soon
 from quire_tools.engines.models import make_model
 from quire_tools.engines.process import Answer, EngineProcess, engine_process
 from quire_tools.engines.vllm import BLOCK, require_vllm
@@ -37,7 +38,8 @@ _KILL_AFTER_S: Final = 0.1
 _LINK_BYTES_PER_S: Final = 100_000_000
 _WIDTH: Final = 72
 _STORED_S: Final = 30.0
-_TOKEN_BYTES: Final = 8192
+_ROOM: Final = 4 * _TOKENS * 8192
+"""Memory of an engine for its KV cache, bytes."""
 console = Console(highlight=False)
 
 
@@ -80,11 +82,12 @@ class DemoVllm:
                 for engine in engines:
                     engine.ready()
             self._tell(cluster, *engines)
+            self._tell_of_roles(model, quire, engines[-1])
+            self._draw()
 
     def _engine(self, name: str, model: Path, gateway: str) -> AbstractContextManager[EngineProcess]:
         # Here it is to be seen, though computing might be quicker.
         extra = {"cut_off": False, "timeout_s": 5.0} if gateway else {}
-        room = 4 * _TOKENS * _TOKEN_BYTES
         return engine_process(
             name,
             model,
@@ -92,7 +95,7 @@ class DemoVllm:
             gateway=gateway,
             extra=extra,
             max_model_len=_TOKENS + 2 * BLOCK,
-            kv_cache_memory_bytes=room,
+            kv_cache_memory_bytes=_ROOM,
         )
 
     def _tell(self, cluster: LocalCluster, storer: EngineProcess, reader: EngineProcess, alone: EngineProcess) -> None:
@@ -107,16 +110,39 @@ class DemoVllm:
         with _killed_soon(cluster, node):
             hurt, of_third = self._ask(reader, f"a third one, {node} is killed meanwhile", third, fresh=True)
         _, right_third = self._ask(alone, "the same, computed", third, fresh=True)
-        self._draw()
         console.print(
             f"engine two had {reused.cached} of {_TOKENS} tokens from Quire: its first token came after "
             f"{reused.took_s * 1e3:.0f} ms; computing takes {computed.took_s * 1e3:.0f} ms"
         )
         console.print(f"with the node killed it took {hurt.took_s * 1e3:.0f} ms: what did not arrive was computed")
-        same = of_second == right_second and of_third == right_third
-        console.print(f"the same tokens with and without Quire: [bold]{'yes' if same else 'NO'}[/]")
-        if not same:
-            raise SystemExit("the tokens are wrong")
+        _compare([of_second, of_third], [right_second, right_third])
+
+    def _tell_of_roles(self, model: Path, gateway: str, alone: EngineProcess) -> None:
+        draw = np.random.default_rng(int.from_bytes(os.urandom(4)))
+        routed = EnginesBehindRouter(model, self._folder, gateway, _TOKENS + 2 * BLOCK, _ROOM)
+        with ExitStack() as stack:
+            with console.status("a prefill engine, a decode engine and a router start; some 30 s"):
+                prefill = stack.enter_context(routed.running())
+            warm_up, *prompts = (draw.integers(2, 258, _TOKENS).tolist() for _ in range(3))
+            routed.ask(warm_up, 1)
+            handed_over = self._route(routed, "one engine computes a prompt, another one decodes", prompts[0])
+            with killed_soon(prefill):
+                hurt = self._route(routed, "the next one; the prefill engine is killed meanwhile", prompts[1])
+        right = [self._ask(alone, "the same, computed", prompt, fresh=True) for prompt in prompts]
+        console.print(
+            f"the decode engine had {handed_over.cached} of {_TOKENS} tokens from the prefill engine, through Quire: "
+            f"its first token came after {handed_over.took_s * 1e3:.0f} ms; "
+            f"computing takes {right[0][0].took_s * 1e3:.0f} ms"
+        )
+        console.print(f"with the prefill engine killed it took {hurt.took_s * 1e3:.0f} ms: the decode engine computed")
+        _compare([handed_over.tokens, hurt.tokens], [tokens for _, tokens in right])
+
+    def _route(self, routed: EnginesBehindRouter, purpose: str, prompt: Sequence[int]) -> Routed:
+        begun_s = time.monotonic() - self._began_s
+        with console.status(f"the router: {purpose}"):
+            answer = routed.ask(prompt, _ANSWER)
+        self._steps.append(_Step("router", purpose, begun_s, answer.took_s, answer.cached))
+        return answer
 
     def _ask(
         self, engine: EngineProcess, purpose: str, prompt: Sequence[int], *, fresh: bool = False
@@ -140,6 +166,14 @@ class DemoVllm:
             table.add_row(step.who, step.what, str(step.cached), f"{step.took_s * 1e3:.0f} ms", bar)
         Console(highlight=False, width=max(console.width, _WIDTH + 90)).print(table)
         console.print("[green]━[/] share of the prompt that was loaded or cached, [red]━[/] that was computed")
+
+
+def _compare(tokens: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> None:
+    """Say whether the tokens are those of vLLM alone. Raises `SystemExit` if they are not."""
+    same = list(map(list, tokens)) == list(map(list, right))
+    console.print(f"the same tokens with and without Quire: [bold]{'yes' if same else 'NO'}[/]")
+    if not same:
+        raise SystemExit("the tokens are wrong")
 
 
 def _fullest(cluster: LocalCluster) -> str:
