@@ -102,7 +102,7 @@ def complete(
 def engine_server(
     model: Path,
     log: Path,
-    *more: str,
+    *arguments: str,
     gateway: str = "",
     role: str = "kv_both",
     context: int = 2048,
@@ -114,7 +114,7 @@ def engine_server(
     Args:
         model: Folder of the model.
         log: File for its output.
-        more: Further arguments.
+        arguments: Further arguments of the server.
         gateway: Address of Quire's gateway; empty for vLLM alone.
         role: `kv_role`.
         context: Longest sequence, tokens.
@@ -139,7 +139,9 @@ def engine_server(
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with (
         log.open("w") as out,
-        subprocess.Popen([*command, *more], stdout=out, stderr=out, env=environment, start_new_session=True) as process,
+        subprocess.Popen(
+            [*command, *arguments], stdout=out, stderr=out, env=environment, start_new_session=True
+        ) as process,
     ):
         try:
             yield EngineServer(port, process, log)

@@ -13,13 +13,13 @@ from quire.model.keys import KEYS_MAX, ChunkKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockNaming:
-    """How an engine names its blocks.
+    """An engine's way to name its blocks.
 
     Attributes:
         digest: Digest of all of its namespaces: engines with equal ones share blocks.
-        namespace: Of the blocks whose presence is asked for.
+        namespace: Of the blocks that look-ups are about.
         hash_tokens: Tokens in each of the engine's hashes.
-        parent: What the first hash of a prompt has in place of a parent.
+        parent: Stands for the parent in the first hash of a prompt.
     """
 
     digest: str

@@ -86,23 +86,23 @@ class Choice:
         keys = naming.keys(prompt.tokens, prompt.cache_salt)
         if not len(keys):
             return None
-        asked = [candidate for candidate in candidates if candidate.engine.naming == naming]
+        comparable = [candidate for candidate in candidates if candidate.engine.naming == naming]
         try:
             async with asyncio.timeout(self._assign_s):
                 answer = await self._client.assign(
-                    naming.namespace, keys, prompt.length, [_described(candidate) for candidate in asked]
+                    naming.namespace, keys, prompt.length, [_described(candidate) for candidate in comparable]
                 )
         except (QuireError, TimeoutError) as error:
             self._quire_is_away.failed(error)
             return None
         self._quire_is_away.answered()
-        times = {candidate.engine.name: ttft_s for candidate, ttft_s in zip(asked, answer.ttft_s, strict=True)}
+        times = {candidate.engine.name: ttft_s for candidate, ttft_s in zip(comparable, answer.ttft_s, strict=True)}
         times[answer.engine] = -1.0
-        others = [candidate for candidate in candidates if candidate.engine.naming != naming]
-        asked.sort(key=lambda candidate: times[candidate.engine.name])
+        remaining = [candidate for candidate in candidates if candidate.engine.naming != naming]
+        comparable.sort(key=lambda candidate: times[candidate.engine.name])
         taken = min(answer.take_chunks * naming.namespace.layout.chunk_tokens, prompt.length)
-        asked[0] = replace(asked[0], cached_tokens=max(asked[0].cached_tokens, taken))
-        return asked + _by_queues(prompt, others)
+        comparable[0] = replace(comparable[0], cached_tokens=max(comparable[0].cached_tokens, taken))
+        return comparable + _by_queues(prompt, remaining)
 
 
 def _cached_tokens(engine: RoutedEngine, prompt: Prompt) -> int:

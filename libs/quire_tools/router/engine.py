@@ -49,13 +49,13 @@ class QueuedPrompt:
         engine.queued_tokens += tokens
 
     def first_token(self) -> None:
-        """The prompt is computed. Prompts that had the engine to themselves measure its rate."""
+        """Note that the prompt is computed. A prompt that had the engine to itself measures the rate."""
         if not self._ended and self._measured:
             self._engine.measured(self._tokens / max(time.monotonic() - self._began_s, 1e-6))
         self.end()
 
     def end(self) -> None:
-        """The prompt is in no queue any more."""
+        """Remove the prompt from the engine's queue."""
         if not self._ended:
             self._ended = True
             self._engine.queued_tokens -= self._tokens
@@ -92,7 +92,7 @@ class RoutedEngine:
 
     @property
     def name(self) -> str:
-        """Its URL."""
+        """URL of the engine, which names it."""
         return self.address.url
 
     def serves(self, model: str) -> bool:
@@ -100,11 +100,11 @@ class RoutedEngine:
         return self.is_up and (not model or model in self.models)
 
     def heard(self) -> None:
-        """It has sent something: it lives."""
+        """Note a sign of life."""
         self._heard_s = time.monotonic()
 
     def came_up(self) -> None:
-        """It answers. What it had before may be gone."""
+        """Note that the engine answers. Blocks that it had before may be gone."""
         self.heard()
         if not self.is_up:
             self.is_up = True
@@ -113,12 +113,12 @@ class RoutedEngine:
             logger().info("engine is up", engine=self.name, models=sorted(self.models))
 
     def missed(self) -> None:
-        """It did not answer a probe: after a while without any sign of life it is down."""
+        """Note an unanswered probe: after `down_after_s` without a sign of life the engine is down."""
         if time.monotonic() - self._heard_s >= self._down_after_s:
             self.went_down("no sign of life")
 
     def went_down(self, reason: str) -> None:
-        """Send it nothing until it answers again, and give up its requests."""
+        """Send the engine no requests until it answers again, and give up those that it has."""
         if self.is_up:
             self.is_up = False
             self.naming = None
@@ -129,7 +129,7 @@ class RoutedEngine:
 
     @contextlib.contextmanager
     def request(self, tokens: int) -> Iterator[QueuedPrompt]:
-        """Count a request with so many tokens to compute, while it runs."""
+        """Count a request while it runs. `tokens`: of its prompt, to compute."""
         self.requests += 1
         queued = QueuedPrompt(self, tokens)
         try:
@@ -157,5 +157,5 @@ class RoutedEngine:
 
     def measured(self, tokens_per_s: float) -> None:
         """Take a measured prefill rate into account."""
-        known = self.measured_tokens_per_s or tokens_per_s
-        self.measured_tokens_per_s = max(known + _RATE_WEIGHT * (tokens_per_s - known), _RATE_MIN)
+        mean = self.measured_tokens_per_s or tokens_per_s
+        self.measured_tokens_per_s = max(mean + _RATE_WEIGHT * (tokens_per_s - mean), _RATE_MIN)

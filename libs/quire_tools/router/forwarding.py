@@ -87,7 +87,7 @@ class Forwarding:
         return _last_answer(failed)
 
     async def pass_on(self, downstream: web.Request, model: str, body: bytes) -> web.StreamResponse:
-        """Answer a request that is no completion, by the engine with the fewest requests. Raises as `forward`."""
+        """Answer a request of another path by the engine with the fewest requests. Raises as `forward`."""
         if not self.serving(model):
             raise self._nobody(model)
         request = GenerationRequest(path=downstream.path_qs, body={}, raw=body, headers=downstream.headers)
@@ -116,8 +116,10 @@ class Forwarding:
 
     def _answering(self, model: str, failed: Sequence[EngineLost]) -> list[RoutedEngine]:
         """Return the engines that may answer and have not failed."""
-        lost = {error.engine for error in failed}
-        return [engine for engine in self.serving(model, EngineRole.BOTH, EngineRole.DECODE) if engine not in lost]
+        failed_engines = {error.engine for error in failed}
+        return [
+            engine for engine in self.serving(model, EngineRole.BOTH, EngineRole.DECODE) if engine not in failed_engines
+        ]
 
     async def _attempt(self, job: _Job, engines: Sequence[RoutedEngine]) -> web.StreamResponse:
         """Send a request to the best engine, and its prompt to the best prefill engine where there are such."""

@@ -1,4 +1,4 @@
-"""Probes of engines: which ones answer, what models they serve, and how they name their blocks."""
+"""Probes of engines: signs of life, models, and names of blocks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Health:
         return False
 
     async def _learn(self, engine: RoutedEngine) -> None:
-        """Learn the engine's models and the names of its blocks; what it does not say stays unknown."""
+        """Learn the engine's models and the names of its blocks, as far as it describes them."""
         try:
             async with self._session.get(
                 f"{engine.name}/v1/models", headers=self._headers, timeout=_limit(_PROBE_S)

@@ -85,7 +85,7 @@ class KnownBlocks:
         return len(tokens) // size * size
 
     def _store(self, event: Mapping[str, Any]) -> None:
-        """Add blocks whose parent is known, or that have none."""
+        """Add the blocks of a prompt's beginning, and those behind a known block."""
         group, above, size = event.get("group_idx") or 0, event.get("parent_block_hash"), event["block_size"]
         parent = b"" if above is None else self._digests.get((group, above))
         hashes, extras = event["block_hashes"], event.get("extra_keys")
@@ -164,7 +164,7 @@ def _fields(event: Any) -> Mapping[str, Any]:
 
 
 def _extra_of(adapter: str, cache_salt: str) -> tuple[str, ...]:
-    """Return what a block's name has besides its tokens."""
+    """Return the parts of a block's name besides its tokens."""
     return tuple(value for value in (adapter, cache_salt) if value)
 
 

@@ -37,7 +37,7 @@ class Prompt:
         tokens: Its tokens; empty where they are unknown.
         length: How many there are, estimated where they are unknown.
         adapter: Name of the adapter that it is computed with; empty for none.
-        cache_salt: What keeps its blocks apart from those of equal prompts.
+        cache_salt: Salt of the names of its blocks; empty for none.
     """
 
     tokens: Sequence[int]

@@ -25,7 +25,7 @@ class RequestError(Exception):
 
     Args:
         status: HTTP status.
-        message: What was wrong, and what to do.
+        message: The fault, and what to do about it.
         field: Name of the field; empty for none.
         retry_after_s: When to try again; 0 for unknown.
     """
@@ -70,7 +70,7 @@ class GenerationRequest:
 
     @property
     def cache_salt(self) -> str:
-        """What keeps its blocks apart from those of equal prompts."""
+        """Salt of the names of its blocks; empty for none."""
         return str(self.body.get("cache_salt") or "")
 
     @property
@@ -86,7 +86,7 @@ class GenerationRequest:
         return not is_batch and not any(self.body.get(name) for name in _COMPUTED_WHOLE)
 
     def with_parameters(self, parameters: Mapping[str, Any], **changes: Any) -> bytes:
-        """Return the body as bytes, with other `kv_transfer_params` and fields; fields that are None are dropped."""
+        """Return the body as bytes, with other `kv_transfer_params` and fields; None drops a field."""
         body = {**self.body, _PARAMETERS: parameters, **changes}
         return json.dumps({name: value for name, value in body.items() if value is not None}).encode()
 

@@ -16,7 +16,7 @@ _FIELDS: Final = ("host", "events")
 
 
 class EngineRole(Enum):
-    """What an engine is asked for."""
+    """Part of an engine in answering requests."""
 
     BOTH = "engine"
     PREFILL = "prefill"
@@ -29,7 +29,7 @@ class EngineAddress:
 
     Attributes:
         url: Of its HTTP server, without a path.
-        role: What it is asked for.
+        role: Its part in answering requests.
         host: Its machine, as the storage node there calls it; empty for unknown.
         events: ZMQ address of its KV events; empty for none.
     """
@@ -88,7 +88,7 @@ class RouterSettings:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise `ConfigInvalid` for engines that do not fit together, and times that are none."""
+        """Check that the engines fit together, and that times are positive. Raises `ConfigInvalid`."""
         urls = [engine.url for engine in self.engines]
         if not urls:
             raise ConfigInvalid("there is none; give --engine, or --prefill and --decode", field="engine")

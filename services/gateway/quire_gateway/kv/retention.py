@@ -84,7 +84,7 @@ class Retention:
         Args:
             namespace: Of the prefix.
             keys: Of the prefix.
-            ttl_ms: For how long; a retention of this holder that ends later stays as it is.
+            ttl_ms: For how long; a retention of this holder that ends later is not shortened.
             holder: Name of the holder; empty for the tenant itself.
 
         Returns:
@@ -118,8 +118,8 @@ class Retention:
         name, counted = _Holder.of(namespace, holder), 0
         if self._limit(namespace):
             assert self._retained is not None, "the tenant has a limit"
-            known = await self._retained.known(namespace.tenant, list(keys.distinct()), name.counted)
-            counted = await self._release(namespace, keys, known, name)
+            retentions = await self._retained.known(namespace.tenant, list(keys.distinct()), name.counted)
+            counted = await self._release(namespace, keys, retentions, name)
         return counted + await self._index.unpin_all(keys.distinct(), name.pin)
 
     def _limit(self, namespace: Namespace) -> int:

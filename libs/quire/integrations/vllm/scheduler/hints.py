@@ -1,4 +1,4 @@
-"""Hints of an application for a request of vLLM's: the priority of its loads, and what is done at its end."""
+"""Hints of an application for a request of vLLM's: the priority of its loads, and work at the end of the request."""
 
 from __future__ import annotations
 
