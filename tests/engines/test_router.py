@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -93,6 +94,34 @@ async def test_prefill_and_decode_engines_of_which_some_are_killed(
             prefill.kill()
             assert await asking == expected[17]
             assert await _tokens(session, _prompt(19)) == expected[19]
+
+
+async def test_a_decode_engine_dies_after_half_of_its_layers(
+    tiny_model: Path,
+    engine_cluster: LocalCluster,
+    tmp_path: Path,
+    expected: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another one loads the prompt: nothing is computed twice."""
+    marker, site = tmp_path / "killed", Path(__file__).with_name("dying_site")
+    monkeypatch.setenv("QUIRE_TEST_KILLED", str(marker))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{os.environ.get('PYTHONPATH', '')}")
+    gateway = engine_cluster.gateway_address
+    with ExitStack() as stack:
+        prefill, *decode = (
+            stack.enter_context(engine_server(tiny_model, tmp_path / name, gateway=gateway, role=role, handover_s=20.0))
+            for name, role in (("prefill", "kv_producer"), ("one", "kv_consumer"), ("two", "kv_consumer"))
+        )
+        for server in (prefill, *decode):
+            server.ready()
+        urls = {"prefill": [prefill.url], "decode": [server.url for server in decode]}
+        async with _routed(gateway, **urls) as (_, session):
+            assert await _tokens(session, PROMPT) == expected[37]
+            assert marker.exists()
+            (alive,) = (server for server in decode if server.process.poll() is None)
+            await _until_figures([alive], "loaded_blocks", (len(PROMPT) - 1) // BLOCK)
+            assert alive.figure("short_handovers") == alive.figure("failed_blocks") == 0
 
 
 async def _until_figures(servers: Sequence[EngineServer], name: str, least: float) -> list[float]:
