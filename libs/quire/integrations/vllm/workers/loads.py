@@ -18,14 +18,14 @@ import numpy as np
 from quire.client import Buffer, Delivery, Lookup, SlicePlaces
 from quire.integrations.vllm.plan import FollowPlan, LoadPlan, LoadTime, Settled, TryPlan, is_cold
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
+from quire.integrations.vllm.workers.following import Target, follow, quiet
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.descriptor import DeliveryOrder
-from quire.model.errors import DeadlineExceeded, QuireError
+from quire.model.errors import QuireError
 from quire.model.outcome import NodeOutcome
 from quire.model.urgency import Urgency
 from quire.telemetry import logger, within
 
-_QUIET_S: Final = 5.0
 _STAGED_QUIET_S: Final = 0.25
 _LOOK_S: Final = 0.02
 _PAUSE_S: Final = 0.001
@@ -352,7 +352,7 @@ class Loads:
         load.note(failed=bool(load.missing))
         load.end_time()
         if load.delivery is not None:
-            await _quiet(load.delivery)
+            await quiet(load.delivery)
         if load.plan.asynchronous and not load.missing and load.begin_copy():
             try:
                 await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
@@ -379,8 +379,13 @@ class Loads:
             return set(plan.blocks)
         absent_blocks = set[int]()
         if plan.follow is not None:
-            absent_blocks = await self._follow(load, plan.follow, buffer, places)
-            if len(absent_blocks) == count:
+            target = (
+                Target.staged(buffer, count, self._blocks.slab_bytes)
+                if places is None
+                else Target(buffer=buffer, places=places)
+            )
+            absent_blocks = await self._follow(load, plan.follow, target)
+            if load.delivery is None:
                 return absent_blocks
         else:
             assert load.found is not None, "it was looked up"
@@ -409,26 +414,19 @@ class Loads:
             summary = await delivery.summary()
             return _missing(plan, summary.outcomes) | absent_blocks
 
-    async def _follow(self, load: Load, follow: FollowPlan, buffer: Buffer, places: SlicePlaces | None) -> set[int]:
-        """Begin to receive blocks while they are stored; return those behind the last that can be read or arrives."""
+    async def _follow(self, load: Load, follow_plan: FollowPlan, target: Target) -> set[int]:
+        """Receive blocks while they are stored; return those that do not come, once the last part is on the way."""
 
-        def begun(delivery: Delivery) -> None:
+        def begun(delivery: Delivery) -> bool:
             load.delivery = delivery
+            return not load.abandoned
 
-        plan = load.plan
-        retrieval = await self._client.asynchronous.retrieve(
-            follow.namespaces[self._shard],
-            follow.keys[self._shard],
-            buffer,
-            first_chunk=plan.first,
-            places=places,
-            order=DeliveryOrder.LAYERWISE,
-            urgency=self._urgency(plan),
-            lease_ttl_ms=0,
-            follow_s=follow.wait_s,
-            on_begin=begun,
+        plan, client = load.plan, self._client.asynchronous
+        followed = await follow(
+            client, follow_plan, self._shard, first=plan.first, target=target, urgency=self._urgency(plan), begun=begun
         )
-        return set(plan.blocks[max(0, retrieval.found.matched_chunks - plan.first) :])
+        load.delivery = followed.last
+        return set(plan.blocks[max(0, followed.chunks - plan.first) :])
 
     def _urgency(self, plan: LoadPlan) -> Urgency:
         """Return when vLLM needs the layers of a load.
@@ -467,18 +465,6 @@ class Loads:
             await self._client.asynchronous.release(lookup)
         except QuireError as error:
             logger().debug("a lease stays until it runs out", error=str(error))
-
-
-async def _quiet(delivery: Delivery) -> None:
-    """Wait until no node writes to its memory."""
-    while True:
-        try:
-            await delivery.quiesced(_QUIET_S)
-            return
-        except DeadlineExceeded:
-            continue
-        except asyncio.CancelledError:
-            return
 
 
 def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:
