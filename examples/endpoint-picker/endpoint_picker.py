@@ -50,29 +50,31 @@ class EndpointPicker(services.ExternalProcessorServicer):  # type: ignore[misc, 
         self._engines, self._choice, self._tokenizer = engines, choice, tokenizer
 
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Pick when the request's body is complete; its prompt counts as queued until the answer begins."""
+        """Pick when the request is complete; its prompt counts as queued until the answer begins."""
         with contextlib.ExitStack() as running:
-            headers, subset, body, queued, duplex = {}, None, bytearray(), None, False
+            headers, subset, body, queued = {}, None, bytearray(), None
+            modes = messages.ProtocolConfiguration()
             async for request in requests:
                 kind = request.WhichOneof("request")
+                if request.HasField("protocol_config"):  # in the first message alone
+                    modes = request.protocol_config
+                if kind is None:
+                    continue
                 if kind == "request_headers":
                     headers = {header.key: _value(header) for header in request.request_headers.headers.headers}
                     subset = _subset(request.metadata_context)
-                    duplex = request.protocol_config.request_body_mode == FULL_DUPLEX
-                    if not request.request_headers.end_of_stream:
-                        continue  # answered with the body
                 elif kind == "request_body":
                     body += request.request_body.body
                     if len(body) > BODY_MAX:
                         yield _refusal(RequestError(413, f"more than {BODY_MAX} bytes"))
                         return
-                    if not request.request_body.end_of_stream:
-                        continue
-                elif kind is not None:
-                    if kind.startswith("response") and queued is not None:
-                        queued.first_token()
-                    yield _go_on(kind, request)
+                if kind.startswith("response"):
+                    if queued is not None:
+                        queued.end()
+                    yield _go_on(kind, request, modes)
                     continue
+                if kind != "request_trailers" and not getattr(request, kind).end_of_stream:
+                    continue  # answered when it is complete
                 try:
                     prompt, candidates = await self._pick(headers, bytes(body), subset)
                 except RequestError as error:
@@ -81,9 +83,12 @@ class EndpointPicker(services.ExternalProcessorServicer):  # type: ignore[misc, 
                 best = candidates[0]
                 queued = running.enter_context(best.engine.request(best.to_compute(prompt)))
                 yield _destination([_endpoint(candidate.engine) for candidate in candidates])
-                if kind == "request_body":
-                    for piece in _body(bytes(body), duplex):
+                if kind != "request_headers":
+                    is_last = kind == "request_body"
+                    for piece in _body(bytes(body), modes.request_body_mode == FULL_DUPLEX, is_last):
                         yield piece
+                if kind == "request_trailers":
+                    yield _go_on(kind, request, modes)
 
     async def _pick(
         self, headers: dict[str, str], body: bytes, subset: set[str] | None
@@ -101,7 +106,7 @@ class EndpointPicker(services.ExternalProcessorServicer):  # type: ignore[misc, 
         if request is None:
             engine = min(engines, key=lambda engine: engine.requests)
             return Prompt(tokens=(), length=1), [Candidate(engine=engine, cached_tokens=0, tokens_per_s=1.0)]
-        prompt = await self._tokenizer.prompt_of(request, engines[0])
+        prompt = await self._tokenizer.prompt_of(request, engines)
         return prompt, await self._choice.order(prompt, engines)
 
 
@@ -133,12 +138,14 @@ def _destination(endpoints: Sequence[str]) -> Any:
     return answer
 
 
-def _body(body: bytes, duplex: bool) -> Sequence[Any]:
-    """Answer the request's body, unchanged: in full duplex it is sent back in pieces."""
+def _body(body: bytes, duplex: bool, is_last: bool) -> Sequence[Any]:
+    """Answer the request's body, unchanged: in full duplex it is sent back in pieces. `is_last`: no trailers come."""
     if not duplex:
         return [messages.ProcessingResponse(request_body=messages.BodyResponse())]
     pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
-    return [_streamed("request_body", piece, number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+    return [
+        _streamed("request_body", piece, is_last and number == len(pieces) - 1) for number, piece in enumerate(pieces)
+    ]
 
 
 def _streamed(kind: str, piece: bytes, is_last: bool) -> Any:
@@ -147,12 +154,12 @@ def _streamed(kind: str, piece: bytes, is_last: bool) -> Any:
     return messages.ProcessingResponse(**{kind: messages.BodyResponse(response=common)})
 
 
-def _go_on(kind: str, request: Any) -> Any:
-    """Answer what the picker does not look at."""
+def _go_on(kind: str, request: Any, modes: Any) -> Any:
+    """Answer a message of the engine's answer, or trailers, unchanged."""
     if kind == "response_headers":
         return messages.ProcessingResponse(response_headers=messages.HeadersResponse())
     if kind == "response_body":
-        if request.protocol_config.response_body_mode == FULL_DUPLEX:
+        if modes.response_body_mode == FULL_DUPLEX:
             return _streamed(kind, request.response_body.body, request.response_body.end_of_stream)
         return messages.ProcessingResponse(response_body=messages.BodyResponse())
     return messages.ProcessingResponse(**{kind: messages.TrailersResponse()})

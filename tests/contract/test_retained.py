@@ -177,6 +177,26 @@ async def test_a_conversation_replaces_its_own_turns_alone(any_redis: redis.Redi
         await retention.retain(SPACE, await _stored(index, 1), 60_000, "three")
 
 
+async def test_holders_of_a_prefix_are_bounded(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a pin on one chunk: also those of tenants without a limit, and of no tenant."""
+    monkeypatch.setattr("quire_server.redis.retained.HOLDERS_MAX", 3)
+    for space, limit in ((SPACE, LIMIT), (SPACE, 0), (Namespace("m", "1", LAYOUT), 0)):
+        index, retention, clock = await _world(any_redis, limit)
+        keys, other = await _stored(index, 2), await _stored(index, 2)
+        for number in range(3):
+            assert (await retention.retain(space, keys, 60_000, str(number)))[0] == 2
+        with pytest.raises(QuotaExceeded):
+            await retention.retain(space, keys, 60_000, "one more")
+        assert (await retention.retain(space, keys, 90_000, "2"))[0] == 2, "those that hold it may go on"
+        assert (await retention.retain(space, other, 60_000, "one more"))[0] == 2
+        assert await index.pins(keys.at(0)) == 3
+        await clock.advance(61)
+        assert (await retention.retain(space, keys, 60_000, "one more"))[0] == 2
+        for prefix in (keys, other):
+            for holder in ("0", "1", "2", "one more"):
+                await retention.end(space, prefix, holder)
+
+
 async def test_a_holders_name_is_bounded(any_redis: redis.Redis) -> None:
     index, retention, _ = await _world(any_redis)
     keys = await _stored(index, 1)

@@ -82,6 +82,7 @@ class Envoy:
         first = m.ProcessingRequest(request_headers=headers)
         if duplex:
             first.protocol_config.request_body_mode = FULL_DUPLEX
+            first.protocol_config.response_body_mode = FULL_DUPLEX
         if self._subset is not None:
             first.metadata_context.filter_metadata["envoy.lb.subset_hint"].update(
                 {"x-gateway-destination-endpoint-subset": list(self._subset)}
@@ -104,6 +105,17 @@ class Envoy:
             body += streamed.body
             if streamed.end_of_stream or not common.HasField("body_mutation"):
                 return bytes(body)
+
+    async def answer(self, *pieces: bytes) -> bytes:
+        """Send the engine's answer, and return what the client receives."""
+        await self.answer_begins()
+        received = b""
+        for number, piece in enumerate(pieces):
+            body = self._messages.HttpBody(body=piece, end_of_stream=number == len(pieces) - 1)
+            await self._stream.write(self._messages.ProcessingRequest(response_body=body))
+            common = (await self.read()).response_body.response
+            received += common.body_mutation.streamed_response.body if common.HasField("body_mutation") else piece
+        return received
 
     async def answer_begins(self) -> None:
         await self._stream.write(self._messages.ProcessingRequest(response_headers=self._messages.HttpHeaders()))
@@ -142,7 +154,7 @@ async def test_endpoints_are_named_in_the_order_to_try(example: Any, duplex: boo
             first_of.append(named[0])
             assert await envoy.body() == (long if duplex else b"")
         assert len(set(first_of)) == 2, "the first one has a queue"
-        await envoy.answer_begins()
+        assert await envoy.answer(b"data: one\n\n", b"data: two\n\n") == b"data: one\n\ndata: two\n\n"
         await envoy.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,8 @@ from quire.model.urgency import PRIORITY_MAX
 HINTS: Final = "quire"
 """Name of the field in `kv_transfer_params`."""
 SESSION_BYTES_MAX: Final = 256
+_TIME_MAX: Final = 1e9
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def read_hints(parameters: Mapping[str, Any] | None) -> tuple[Hints, dict[str, A
 
 
 def _is_time(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= _TIME_MAX
 
 
 def _is_priority(value: Any) -> bool:
@@ -75,7 +76,10 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= SESSION_BYTES_MAX
+    try:
+        return isinstance(value, str) and 0 < len(value.encode()) <= SESSION_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {

@@ -13,7 +13,9 @@ from quire_server.redis.scripts import script
 
 _KEY: Final = "quire:retained:"
 RETENTIONS_MAX: Final = 16_384
-"""Of a limited tenant."""
+"""Of a tenant that is counted."""
+HOLDERS_MAX: Final = 1_024
+"""Of a prefix: each is a pin on its last chunk."""
 
 
 class RetainedBytes:
@@ -46,11 +48,12 @@ class RetainedBytes:
             holder: Name of the holder.
 
         Returns:
-            The tenant's retained bytes, above the limit if nothing was counted; and the holder's shorter retentions
-            that end no later, by their last key.
+            The tenant's retained bytes, above the limit if nothing was counted, -1 if that is so because there are too
+            many retentions; and the holder's shorter retentions that end no later, by their last key.
         """
         inside = [tip + holder for tip in await self.known(tenant, keys, holder) if tip != keys[-1]]
-        args: list[Any] = [keys[-1] + holder, retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX, *inside]
+        args: list[Any] = [keys[-1] + holder, retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX]
+        args += [HOLDERS_MAX, *inside]
         async with metadata_errors():
             retained, inner = await self._reserve(keys=[_KEY + tenant], args=args)
         tips = [name[:KEY_BYTES] for name in inner[::2]]

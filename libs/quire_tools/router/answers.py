@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
 from quire.telemetry import logger
+from quire_gateway.http.requests import IDLE_S
 from quire_tools.router.engine import EngineLost, RoutedEngine
 from quire_tools.router.requests import RequestError
 
@@ -18,7 +20,9 @@ _KEPT_HEADERS: Final = ("Content-Type", "X-Request-Id", "Retry-After")
 _ENGINE: Final = "X-Quire-Engine"
 _AGAIN_STATUS: Final = 429
 _STREAM: Final = "text/event-stream"
-_ERROR_EVENT: Final = b'data: {"error"'
+_DATA: Final = b"data:"
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_EVENT_MAX: Final = 1 << 16
 
 
 class ClientGone(Exception):
@@ -43,10 +47,10 @@ class Relay:
 
     Args:
         downstream: The request.
-        on_first: Called when the first token is there.
+        on_first: Called when the first token is there, with whether the answer is a stream, and not whole by then.
     """
 
-    def __init__(self, downstream: web.Request, on_first: Callable[[], None]) -> None:
+    def __init__(self, downstream: web.Request, on_first: Callable[[bool], None]) -> None:
         self._downstream = downstream
         self._on_first = on_first
         self._response: web.StreamResponse | None = None
@@ -70,28 +74,30 @@ class Relay:
         """
         headers = {name: upstream.headers[name] for name in _KEPT_HEADERS if name in upstream.headers}
         headers[_ENGINE] = engine.name
+        if not 200 <= upstream.status < 600:
+            raise EngineLost(engine, f"answers {upstream.status}")
         if upstream.content_type != _STREAM or upstream.status != 200:
             answer = web.Response(status=upstream.status, body=await upstream.read(), headers=headers)
             if upstream.status >= 500 or upstream.status == _AGAIN_STATUS:
                 raise AnswerRefused(engine, answer)
             engine.heard()
-            self._on_first()
+            self._on_first(False)
             return answer
-        first = await upstream.content.readany()
+        first = await _first_event(upstream)
         if not first:
             raise EngineLost(engine, "ended without an answer")
-        if first.startswith(_ERROR_EVENT) and _status_of(first) >= 500:
+        if _status_of(first) >= 500:
             raise EngineLost(engine, "answers with an error event")
-        self._on_first()
+        self._on_first(True)
         self._response = response = web.StreamResponse(status=upstream.status, headers=headers)
-        with _of_client():
+        async with _of_client():
             await response.prepare(self._downstream)
             await response.write(first)
         async for piece in upstream.content.iter_any():
             engine.heard()
-            with _of_client():
+            async with _of_client():
                 await response.write(piece)
-        with _of_client():
+        async with _of_client():
             await response.write_eof()
         return response
 
@@ -101,25 +107,41 @@ class Relay:
         assert response is not None, "it has begun"
         logger().warning("engine failed in the middle of an answer", engine=engine.name, error=repr(error))
         event = RequestError(502, "the engine failed in the middle of its answer; send the request again").body()
-        with _of_client():
+        async with _of_client():
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             await response.write_eof()
         return response
 
 
-@contextlib.contextmanager
-def _of_client() -> Iterator[None]:
-    """Turn errors of the client's connection into `ClientGone`: they are not the engine's."""
+@contextlib.asynccontextmanager
+async def _of_client() -> AsyncIterator[None]:
+    """Turn errors of the client's connection into `ClientGone`: they are not the engine's.
+
+    A client that takes nothing for a minute is gone, too.
+    """
     try:
-        yield
-    except (ConnectionError, aiohttp.ClientError) as error:
+        async with asyncio.timeout(IDLE_S):
+            yield
+    except (ConnectionError, aiohttp.ClientError, TimeoutError) as error:
         raise ClientGone from error
 
 
-def _status_of(event: bytes) -> int:
-    """Return the code in an error event; 0 for none."""
+async def _first_event(upstream: aiohttp.ClientResponse) -> bytes:
+    """Return the beginning of a stream, with at least its first event."""
+    first = bytearray()
+    while len(first) < _EVENT_MAX and not any(end in first for end in _EVENT_ENDS):
+        piece = await upstream.content.readany()
+        if not piece:
+            break
+        first += piece
+    return bytes(first)
+
+
+def _status_of(beginning: bytes) -> int:
+    """Return the code of an error that a stream begins with; 0 for none."""
+    line = next((line for line in beginning.splitlines() if line.startswith(_DATA)), b"")
     try:
-        error: Mapping[str, Any] = json.loads(event.split(b"\n", 1)[0].removeprefix(b"data: "))["error"]
+        error: Mapping[str, Any] = json.loads(line.removeprefix(_DATA))["error"]
         return int(error.get("code") or 0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0

@@ -83,7 +83,7 @@ class Choice:
         naming = _most_frequent(candidates)
         if self._client is None or naming is None or prompt.adapter or self._quire_is_away or len(candidates) < 2:
             return None
-        keys = naming.keys(prompt.tokens, prompt.cache_salt)
+        keys = await prompt.keys(naming)
         if not len(keys):
             return None
         comparable = [candidate for candidate in candidates if candidate.engine.naming == naming]
@@ -96,6 +96,8 @@ class Choice:
             self._quire_is_away.failed(error)
             return None
         self._quire_is_away.answered()
+        if len(answer.ttft_s) != len(comparable) or not any(answer.engine == each.engine.name for each in comparable):
+            return None
         times = {candidate.engine.name: ttft_s for candidate, ttft_s in zip(comparable, answer.ttft_s, strict=True)}
         times[answer.engine] = -1.0
         remaining = [candidate for candidate in candidates if candidate.engine.naming != naming]

@@ -45,7 +45,7 @@ async def prefilling(
         send: Sends a request to one of them.
 
     Yields:
-        A function to call when the decode engine has its first token: it needs the prefill engine no more.
+        A function to call when the decode engine has its first token, and needs the prefill engine no longer.
 
     Raises:
         PrefillLost: All of them failed before that.
@@ -55,13 +55,19 @@ async def prefilling(
     def has_answered() -> None:
         nonlocal needed
         needed = False
+        if not wait.expired():
+            wait.reschedule(None)  # of a prefill engine that failed in this very turn of the loop
 
     try:
         async with asyncio.timeout(None) as wait:
             task = asyncio.create_task(_prefill(request, prompt, candidates, send))
 
             def look(ended: asyncio.Task[bool]) -> None:
-                if needed and not ended.cancelled() and not ended.result():
+                if ended.cancelled() or not needed or wait.expired():
+                    return
+                if (error := ended.exception()) is not None:
+                    logger().error("prefill failed unexpectedly", exc_info=error)
+                if error is not None or not ended.result():
                     wait.reschedule(asyncio.get_running_loop().time())
 
             task.add_done_callback(look)
@@ -88,7 +94,6 @@ async def _prefill(request: GenerationRequest, prompt: Prompt, candidates: Seque
                 queued.first_token()
             return True
         except EngineLost as error:
-            engine.suspected.set()
             logger().warning("prefill engine failed", engine=engine.name, reason=error.reason)
     return False
 

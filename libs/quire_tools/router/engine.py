@@ -43,13 +43,17 @@ class QueuedPrompt:
     def __init__(self, engine: RoutedEngine, tokens: int) -> None:
         self._engine = engine
         self._tokens = tokens
-        self._measured = not engine.queued_tokens and tokens >= _MEASURED_TOKENS_MIN
+        self._measured = engine.blocks is not None and not engine.queued_tokens and tokens >= _MEASURED_TOKENS_MIN
         self._began_s = time.monotonic()
         self._ended = False
         engine.queued_tokens += tokens
 
     def first_token(self) -> None:
-        """Note that the prompt is computed. A prompt that had the engine to itself measures the rate."""
+        """Note that the prompt is computed.
+
+        A prompt that had the engine to itself measures the rate, where the engine's KV events told how much of it was
+        cached.
+        """
         if not self._ended and self._measured:
             self._engine.measured(self._tokens / max(time.monotonic() - self._began_s, 1e-6))
         self.end()
@@ -112,20 +116,24 @@ class RoutedEngine:
                 self.blocks.clear()
             logger().info("engine is up", engine=self.name, models=sorted(self.models))
 
-    def missed(self) -> None:
-        """Note an unanswered probe: after `down_after_s` without a sign of life the engine is down."""
-        if time.monotonic() - self._heard_s >= self._down_after_s:
-            self.went_down("no sign of life")
-
-    def went_down(self, reason: str) -> None:
-        """Send the engine no requests until it answers again, and give up those that it has."""
+    def refused(self, reason: str) -> None:
+        """Send the engine no requests until it answers again. Those that it has may go on: it may be stopping."""
         if self.is_up:
             self.is_up = False
-            self.naming = None
             logger().warning("engine is down", engine=self.name, reason=reason, requests=self.requests)
+        self.missed()
+
+    def missed(self) -> None:
+        """Note an unanswered probe: after `down_after_s` without a sign of life the engine's requests are given up."""
+        if time.monotonic() - self._heard_s < self._down_after_s:
+            return
+        if self.is_up:
+            self.is_up = False
+            logger().warning("engine is down", engine=self.name, reason="no sign of life", requests=self.requests)
         now_s = asyncio.get_running_loop().time()
         for wait in self._waits:
-            wait.reschedule(now_s)
+            if not wait.expired():
+                wait.reschedule(now_s)
 
     @contextlib.contextmanager
     def request(self, tokens: int) -> Iterator[QueuedPrompt]:
@@ -140,7 +148,7 @@ class RoutedEngine:
 
     @contextlib.asynccontextmanager
     async def while_up(self) -> AsyncIterator[None]:
-        """End the block by `EngineLost` when the engine goes down."""
+        """End the block by `EngineLost` when the engine gives no sign of life."""
         if not self.is_up:
             raise EngineLost(self, "is down")
         try:
@@ -151,9 +159,9 @@ class RoutedEngine:
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
-            if self.is_up:
-                raise
-            raise EngineLost(self, "went down") from None
+            if wait.expired():
+                raise EngineLost(self, "gives no sign of life") from None
+            raise
 
     def measured(self, tokens_per_s: float) -> None:
         """Take a measured prefill rate into account."""

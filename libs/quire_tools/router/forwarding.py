@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from quire.telemetry import counter, headers, logger, meter, names
 from quire_tools.router.answers import AnswerRefused, Relay
@@ -21,6 +22,7 @@ from quire_tools.router.settings import EngineRole, RouterSettings
 
 _RETRY_AFTER_S: Final = 2
 _PASSED: Final = ("Authorization", "Content-Type", "X-Request-Id", "Accept")
+_IDLE_CLOSED_S: Final = 0.5
 _NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
 """An engine's first token takes as long as its queue; one that gives no sign of life is found by its probes."""
 
@@ -53,11 +55,14 @@ class Forwarding:
         self._handovers = counter(
             names.ROUTER_HANDOVERS,
             "1",
-            "prompts for prefill engines, by whether one computed them",
-            [{"quire.outcome": outcome} for outcome in ("computed", "lost")],
+            "prompts for prefill engines: the decode engine answered, or no prefill engine computed it",
+            [{"quire.outcome": outcome} for outcome in ("answered", "lost")],
         )
         self._first_token = meter().create_histogram(
-            names.ROUTER_FIRST_TOKEN, "s", "time to first token", explicit_bucket_boundaries_advisory=names.SECONDS
+            names.ROUTER_FIRST_TOKEN,
+            "s",
+            "time to first token of streams",
+            explicit_bucket_boundaries_advisory=names.SECONDS,
         )
 
     def serving(self, model: str, *roles: EngineRole) -> list[RoutedEngine]:
@@ -73,80 +78,91 @@ class Forwarding:
             RequestError: No engine serves the model, or none has answered.
             ClientGone: The client has closed its connection.
         """
-        job = _Job(request, await self._prompt_of(request), downstream)
-        failed: list[EngineLost] = []
-        while len(failed) <= self._settings.retries and (engines := self._answering(request.model, failed)):
-            try:
-                return await self._attempt(job, engines)
-            except PrefillLost:
-                job.may_hand_over = False
-                self._handovers.add(1, {"quire.outcome": "lost"})
-            except EngineLost as error:
-                failed.append(error)
-                self._retries.add(1)
-        return _last_answer(failed)
-
-    async def pass_on(self, downstream: web.Request, model: str, body: bytes) -> web.StreamResponse:
-        """Answer a request of another path by the engine with the fewest requests. Raises as `forward`."""
-        if not self.serving(model):
-            raise self._nobody(model)
-        request = GenerationRequest(path=downstream.path_qs, body={}, raw=body, headers=downstream.headers)
-        job = _Job(request, Prompt(tokens=(), length=0), downstream)
-        failed: list[EngineLost] = []
-        while len(failed) <= self._settings.retries and (engines := self._answering(model, failed)):
-            engine = min(engines, key=lambda engine: engine.requests)
-            try:
-                with engine.request(0):
-                    return await self._send(job, engine, body, lambda: None)
-            except EngineLost as error:
-                failed.append(error)
-                self._retries.add(1)
-        return _last_answer(failed)
-
-    async def _prompt_of(self, request: GenerationRequest) -> Prompt:
+        job = _Job(request, downstream)
         engines = self.serving(request.model)
         if not engines:
             raise self._nobody(request.model)
-        return await self._tokenizer.prompt_of(request, min(engines, key=lambda engine: engine.requests))
+        prompt = await self._tokenizer.prompt_of(request, engines)
+        may_hand_over = request.can_be_handed_over
+        failed: list[EngineLost] = []
+        while left := self._left(request.model, failed):
+            try:
+                return await self._attempt(job, prompt, left, may_hand_over=may_hand_over)
+            except PrefillLost:
+                may_hand_over = False
+                self._handovers.add(1, {"quire.outcome": "lost"})
+            except EngineLost as error:
+                failed.append(error)
+        return _last_answer(failed)
+
+    async def pass_on(self, downstream: web.Request, model: str, body: bytes) -> web.StreamResponse:
+        """Answer a request of another path by the engine with the fewest requests.
+
+        Another engine is tried if the connection fails, and not if the engine refuses: the request may have effects.
+        Raises as `forward`.
+        """
+        if not self.serving(model):
+            raise self._nobody(model)
+        job = _Job(
+            GenerationRequest(path=downstream.raw_path, body={}, raw=body, headers=downstream.headers), downstream
+        )
+        failed: list[EngineLost] = []
+        while left := self._left(model, failed):
+            engine = min(left, key=lambda engine: engine.requests)
+            try:
+                with engine.request(0):
+                    return await self._send(job, engine, body, lambda is_stream: None)
+            except AnswerRefused as error:
+                return error.answer
+            except EngineLost as error:
+                failed.append(error)
+        return _last_answer(failed)
 
     def _nobody(self, model: str) -> RequestError:
         if any(engine.is_up for engine in self._engines):
             return RequestError(404, f"no engine that is up serves {model!r}", "model")
         return RequestError(503, "no engine is up", retry_after_s=_RETRY_AFTER_S)
 
-    def _answering(self, model: str, failed: Sequence[EngineLost]) -> list[RoutedEngine]:
-        """Return the engines that may answer and have not failed."""
-        failed_engines = {error.engine for error in failed}
-        return [
-            engine for engine in self.serving(model, EngineRole.BOTH, EngineRole.DECODE) if engine not in failed_engines
-        ]
+    def _left(self, model: str, failed: Sequence[EngineLost]) -> list[RoutedEngine]:
+        """Return the engines to try next: those that may answer and have not failed, none after the last retry."""
+        if len(failed) > self._settings.retries:
+            return []
+        engines = self.serving(model, EngineRole.BOTH, EngineRole.DECODE)
+        left = [engine for engine in engines if all(engine is not error.engine for error in failed)]
+        if failed and left:
+            self._retries.add(1)
+        return left
 
-    async def _attempt(self, job: _Job, engines: Sequence[RoutedEngine]) -> web.StreamResponse:
+    async def _attempt(
+        self, job: _Job, prompt: Prompt, engines: Sequence[RoutedEngine], *, may_hand_over: bool
+    ) -> web.StreamResponse:
         """Send a request to the best engine, and its prompt to the best prefill engine where there are such."""
-        best = (await self._choice.order(job.prompt, engines))[0]
-        prefill = await self._prefill_candidates(job, best)
+        best = (await self._choice.order(prompt, engines))[0]
+        prefill = await self._prefill_candidates(job, prompt, best) if may_hand_over else []
         if not prefill:
-            with best.engine.request(best.to_compute(job.prompt)) as queued:
+            with best.engine.request(best.to_compute(prompt)) as queued:
 
-                def on_first() -> None:
-                    queued.first_token()
-                    self._first_token.record(job.seconds)
+                def on_first(is_stream: bool) -> None:
+                    if is_stream:
+                        queued.first_token()
+                        self._first_token.record(job.seconds)
+                    queued.end()
 
                 return await self._send(job, best.engine, job.request.raw, on_first)
         with best.engine.request(1):
-            async with prefilling(job.request, job.prompt, prefill, self._ask_prefill(job)) as has_answered:
+            async with prefilling(job.request, prompt, prefill, self._ask_prefill(job)) as has_answered:
 
-                def on_answer() -> None:
+                def on_answer(is_stream: bool) -> None:
                     has_answered()
-                    self._handovers.add(1, {"quire.outcome": "computed"})
-                    self._first_token.record(job.seconds)
+                    self._handovers.add(1, {"quire.outcome": "answered"})
+                    if is_stream:
+                        self._first_token.record(job.seconds)
 
                 return await self._send(job, best.engine, decode_body(job.request), on_answer)
 
-    async def _prefill_candidates(self, job: _Job, answering: Candidate) -> list[Candidate]:
+    async def _prefill_candidates(self, job: _Job, prompt: Prompt, answering: Candidate) -> list[Candidate]:
         """Return the prefill engines to try in turn; none where the decode engine is to compute the prompt itself."""
-        small = answering.to_compute(job.prompt) < self._settings.prefill_tokens_min
-        if small or not job.may_hand_over or not job.request.can_be_handed_over:
+        if answering.to_compute(prompt) < self._settings.prefill_tokens_min:
             return []
         naming = answering.engine.naming
         engines = [
@@ -154,7 +170,7 @@ class Forwarding:
             for engine in self.serving(job.request.model, EngineRole.PREFILL)
             if naming is not None and engine.naming is not None and engine.naming.digest == naming.digest
         ]
-        return (await self._choice.order(job.prompt, engines))[: 1 + self._settings.retries] if engines else []
+        return (await self._choice.order(prompt, engines))[: 1 + self._settings.retries] if engines else []
 
     def _ask_prefill(self, job: _Job) -> Callable[[RoutedEngine, bytes], Awaitable[None]]:
         """Return what sends a request to a prefill engine and waits for its answer; it raises `EngineLost`."""
@@ -165,19 +181,28 @@ class Forwarding:
                     await answer.read()
                     if answer.status != 200:
                         raise EngineLost(engine, f"answers {answer.status}")
-            except aiohttp.ClientError as error:
+            except (aiohttp.ClientError, TimeoutError) as error:
+                engine.suspected.set()
                 raise EngineLost(engine, repr(error)) from error
 
         return ask
 
     async def _send(
-        self, job: _Job, engine: RoutedEngine, body: bytes, on_first: Callable[[], None]
+        self, job: _Job, engine: RoutedEngine, body: bytes, on_first: Callable[[bool], None]
     ) -> web.StreamResponse:
         """Send a request to an engine and its answer to the client. Raises as `Relay.send`."""
-        relay = Relay(job.downstream, on_first)
+        relay, began_s = Relay(job.downstream, on_first), time.perf_counter()
         try:
-            async with engine.while_up(), self._post(job, engine, body) as answer:
-                return await relay.send(engine, answer)
+            async with engine.while_up():
+                try:
+                    return await self._exchange(job, engine, body, relay)
+                except aiohttp.ServerDisconnectedError:
+                    if relay.has_begun or time.perf_counter() - began_s > _IDLE_CLOSED_S:
+                        raise
+                    # The engine may have closed an idle connection just as it was used.
+                    return await self._exchange(job, engine, body, relay)
+        except AnswerRefused:
+            raise
         except (aiohttp.ClientError, EngineLost) as error:
             engine.suspected.set()
             if relay.has_begun:
@@ -187,25 +212,28 @@ class Forwarding:
                 raise
             raise EngineLost(engine, repr(error)) from error
 
+    async def _exchange(self, job: _Job, engine: RoutedEngine, body: bytes, relay: Relay) -> web.StreamResponse:
+        async with self._post(job, engine, body) as answer:
+            return await relay.send(engine, answer)
+
     def _post(self, job: _Job, engine: RoutedEngine, body: bytes) -> Any:
         passed = {name: job.downstream.headers[name] for name in _PASSED if name in job.downstream.headers}
         return self._session.request(
             job.downstream.method,
-            f"{engine.name}{job.request.path}",
+            URL(f"{engine.name}{job.request.path}", encoded=True),
             data=body,
             headers={**passed, **headers()},
             timeout=_NO_LIMIT,
+            allow_redirects=False,
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Job:
-    """A request on its way. `may_hand_over`: whether prefill engines may compute its prompt."""
+    """A request on its way."""
 
     request: GenerationRequest
-    prompt: Prompt
     downstream: web.Request
-    may_hand_over: bool = True
     began_s: float = field(default_factory=time.perf_counter)
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
 
+from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
+from quire_tools.router.block_names import BlockNaming
 from quire_tools.router.engine import RoutedEngine
 from quire_tools.router.requests import CHAT, COMPLETIONS, GenerationRequest, token_prompt, tokens_of
 
@@ -25,8 +28,11 @@ _COPIED: Final[Mapping[str, Sequence[str]]] = {
         "tools",
     ),
 }
-_TOKENIZE_S: Final = 2.0
+_TOKENIZE_S: Final = 1.0
+_ASKED: Final = 2
+"""Engines, for the tokens of a prompt."""
 _CHARACTERS_PER_TOKEN: Final = 4
+_TOKENS_AT_ONCE: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,16 @@ class Prompt:
     length: int
     adapter: str = ""
     cache_salt: str = ""
+    _keys: dict[BlockNaming, ChunkKeys] = field(default_factory=dict, repr=False, compare=False)
+
+    async def keys(self, naming: BlockNaming) -> ChunkKeys:
+        """Return the keys of its whole blocks; those of long prompts are computed beside other requests."""
+        if naming not in self._keys:
+            if len(self.tokens) > _TOKENS_AT_ONCE:
+                self._keys[naming] = await asyncio.to_thread(naming.keys, self.tokens, self.cache_salt)
+            else:
+                self._keys[naming] = naming.keys(self.tokens, self.cache_salt)
+        return self._keys[naming]
 
 
 class Tokenizer:
@@ -58,17 +74,20 @@ class Tokenizer:
         self._session = session
         self._headers = headers
 
-    async def prompt_of(self, request: GenerationRequest, engine: RoutedEngine) -> Prompt:
-        """Return a request's prompt; its tokens are unknown if it is a batch, has images, or the engine does not say.
+    async def prompt_of(self, request: GenerationRequest, engines: Sequence[RoutedEngine]) -> Prompt:
+        """Return a request's prompt; its tokens are unknown if it is a batch, has images, or no engine says.
 
         Args:
             request: The request.
-            engine: Serves the request's model.
+            engines: Serve the request's model; those with the fewest requests are asked first.
         """
         tokens = token_prompt(request)
         if tokens is None and _is_text(request):
-            tokens = await self._ask(request, engine)
-        adapter = request.model if engine.models.get(request.model) else ""
+            for engine in sorted(engines, key=lambda engine: engine.requests)[:_ASKED]:
+                tokens = await self._ask(request, engine)
+                if tokens is not None:
+                    break
+        adapter = request.model if any(engine.models.get(request.model) for engine in engines) else ""
         length = len(tokens) if tokens is not None else max(1, len(request.raw) // _CHARACTERS_PER_TOKEN)
         return Prompt(tokens=tokens or (), length=length, adapter=adapter, cache_salt=request.cache_salt)
 
@@ -83,6 +102,7 @@ class Tokenizer:
             ) as answer:
                 tokens = (await answer.json())["tokens"] if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            engine.suspected.set()
             logger().info("prompt is not tokenized", engine=engine.name, error=repr(error))
             return None
         return tokens_of(tokens)
@@ -101,5 +121,5 @@ def _is_text(request: GenerationRequest) -> bool:
 
 
 def _key_of(request: GenerationRequest) -> Mapping[str, str]:
-    key = request.headers.get("Authorization")
+    key = next((value for name, value in request.headers.items() if name.lower() == "authorization"), "")
     return {"Authorization": key} if key else {}

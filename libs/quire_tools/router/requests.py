@@ -14,6 +14,8 @@ from quire.integrations.hints import HINTS, read_hints
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 _PARAMETERS: Final = "kv_transfer_params"
+_LEVELS_MAX: Final = 200
+"""Of nested arrays and objects: Python's encoder and decoder recurse."""
 _TOKEN_MAX: Final = (1 << 32) - 1
 _ROLES: Final = ("do_remote_prefill", "do_remote_decode")
 _COMPUTED_WHOLE: Final = ("echo", "prompt_logprobs")
@@ -100,9 +102,11 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> Generatio
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body is no JSON: {error}") from None
+        raise RequestError(400, f"the body is no JSON, or nested too deeply: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(400, "the body is no JSON object")
+    if _is_nested_deeply(body):
+        raise RequestError(400, f"the body has more than {_LEVELS_MAX} levels")
     parameters = body.get(_PARAMETERS)
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestError(400, "is no JSON object", _PARAMETERS)
@@ -113,6 +117,17 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> Generatio
     for name, value in invalid.items():
         raise RequestError(400, f"{value!r} is not valid, or the field means nothing", f"{_PARAMETERS}.{name}")
     return GenerationRequest(path=path, body=body, raw=raw, headers=headers, hints=(parameters or {}).get(HINTS, {}))
+
+
+def _is_nested_deeply(value: object) -> bool:
+    """Return whether a JSON value has too many levels; without recursion."""
+    level: list[Any] = [value]
+    for _ in range(_LEVELS_MAX):
+        members = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [inner for values in members for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def token_prompt(request: GenerationRequest) -> Sequence[int] | None:

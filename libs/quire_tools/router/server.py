@@ -8,16 +8,18 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final
+from urllib.parse import unquote
 
 import aiohttp
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
 from opentelemetry.metrics import CallbackOptions, Observation
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from quire.client import QuireClient
 from quire.telemetry import background, logger, meter, names
-from quire_gateway.http.requests import HttpRequests, traced
+from quire_gateway.http.requests import IDLE_S, HttpRequests, traced
 from quire_server.grpc_server import until_signalled
 from quire_server.limits.connections import KEEPALIVE_S, listen
 from quire_server.service import raise_descriptors
@@ -35,6 +37,8 @@ from quire_tools.router.settings import EngineRole, RouterSettings
 
 _BODY_MAX: Final = 64 << 20
 _SHARE: Final = 0.4
+_ENGINE_KEEPALIVE_S: Final = 4.0
+"""Shorter than that of engines: vLLM closes idle connections after five seconds."""
 _STOP_MORE_S: Final = 10.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,8 +64,9 @@ async def serving(settings: RouterSettings) -> AsyncIterator[Router]:
         if settings.gateway:
             client = QuireClient(settings.gateway, token=settings.token, timeout_s=settings.assign_s)
             await stack.enter_async_context(client)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_ENGINE_KEEPALIVE_S)
+        cookies = aiohttp.DummyCookieJar()  # of one client they are not for the next
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, cookie_jar=cookies))
         router = Router(settings, session, client)
         stack.push_async_callback(router.close)
         await router.start()
@@ -146,6 +151,10 @@ class Router:
             raise ConnectionResetError from None
         except web.HTTPException as error:
             return RequestError(error.status, error.reason).response()
+        except (web.RequestPayloadError, PayloadEncodingError, RecursionError) as error:
+            response = RequestError(400, f"the body cannot be read: {error}").response()
+            response.force_close()  # the rest of the body cannot be read either
+            return response
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -154,11 +163,13 @@ class Router:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         return await self._forwarding.forward(
-            read_request(request.path, await request.read(), request.headers), request
+            read_request(request.path, await _body_of(request), request.headers), request
         )
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+        if not {".", ".."}.isdisjoint(unquote(request.raw_path.partition("?")[0]).split("/")):
+            raise RequestError(404, "the path leaves /v1/")
+        body = await _body_of(request)
         return await self._forwarding.pass_on(request, _model_of(body), body)
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -184,6 +195,22 @@ class Router:
             up = sum(engine.is_up for engine in ours)
             for state, count in (("up", up), ("down", len(ours) - up)):
                 yield Observation(count, {"quire.role": role.value, "quire.state": state})
+
+
+async def _body_of(request: web.Request) -> bytes:
+    """Read a request's body. Raises `RequestError` for one that is too large, or stops for a minute."""
+    body = bytearray()
+    try:
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                piece = await request.content.readany()
+            if not piece:
+                return bytes(body)
+            body += piece
+            if len(body) > _BODY_MAX:
+                raise RequestError(413, f"the body has more than {_BODY_MAX} bytes")
+    except TimeoutError:
+        raise RequestError(408, f"no part of the body came for {IDLE_S:g} s") from None
 
 
 def _model_of(body: bytes) -> str:

@@ -44,7 +44,8 @@ class EngineAddress:
         """Parse `URL[,host=NAME][,events=tcp://HOST:PORT]`. Raises `ConfigInvalid`."""
         url, *parts = text.split(",")
         address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname or address.path not in ("", "/"):
+        is_place = address.scheme in ("http", "https") and address.hostname and address.path in ("", "/")
+        if not is_place or address.query or address.fragment or "@" in address.netloc:
             raise ConfigInvalid(f"{url!r}; give http://HOST:PORT", field=role.value)
         values = dict(part.partition("=")[::2] for part in parts)
         if unknown := [name for name in values if name not in _FIELDS]:

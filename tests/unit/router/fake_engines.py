@@ -30,6 +30,7 @@ class Fault(Enum):
     BREAKS = "closes the connection before the first token"
     BREAKS_LATER = "closes the connection behind the first token"
     ERROR_EVENT = "answers 200 and an error event"
+    DRAINS = "answers probes by 503, and goes on with its requests"
 
 
 @dataclass
@@ -41,10 +42,15 @@ class FakeEngine:
     answers_after: asyncio.Event | None = None
     description: dict[str, Any] | None = None
     models: Sequence[str] = (MODEL,)
+    models_fail: int = 0
+    description_hangs: bool = False
+    tokenizes: bool = True
     asked: list[dict[str, Any]] = field(default_factory=list)
     cancelled: int = 0
     port: int = 0
     traces: list[str] = field(default_factory=list)
+    cookies: list[str] = field(default_factory=list)
+    probes: int = 0
 
     @property
     def url(self) -> str:
@@ -70,14 +76,20 @@ class FakeEngine:
             await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
+        self.probes += 1
         if self.fault is Fault.HANGS:
             await asyncio.sleep(3600)
-        return web.Response()
+        return web.Response(status=503 if self.fault is Fault.DRAINS else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.models_fail:
+            self.models_fail -= 1
+            return web.Response(status=503)
         return web.json_response({"data": [{"id": name} for name in self.models]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if not self.tokenizes:
+            await asyncio.sleep(3600)
         body = await request.json()
         text = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
         return web.json_response({"tokens": list(text.encode())})
@@ -89,9 +101,12 @@ class FakeEngine:
         body = await request.json()
         parameters = body.get("kv_transfer_params") or {}
         if (parameters.get("quire") or {}).get("describe"):
+            if self.description_hangs:
+                await asyncio.sleep(3600)
             return web.json_response({"kv_transfer_params": self.description})
         self.asked.append(body)
         self.traces.append(request.headers.get("traceparent", ""))
+        self.cookies.append(request.headers.get("Cookie", ""))
         try:
             return await self._answer(request, body)
         except asyncio.CancelledError:
@@ -109,7 +124,7 @@ class FakeEngine:
         if self.fault is Fault.BREAKS:
             return _broken(request)
         if not body.get("stream"):
-            return web.json_response({"choices": [{"text": self.name}]})
+            return web.json_response({"choices": [{"text": self.name}]}, headers={"Set-Cookie": "of=one-client"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if self.fault is Fault.ERROR_EVENT:
@@ -146,9 +161,16 @@ async def routed(
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
         async with asyncio.timeout(30):
-            while not all(engine.is_up for engine in router.engines):
+            while not all(engine.is_up for engine in router.engines) or _undescribed(
+                router, *engines, *prefill, *decode
+            ):
                 await asyncio.sleep(0.01)
         yield router, RoutedClient(session)
+
+
+def _undescribed(router: Router, *engines: FakeEngine) -> bool:
+    described = {engine.url for engine in engines if engine.description is not None and not engine.description_hangs}
+    return any(engine.name in described and engine.naming is None for engine in router.engines)
 
 
 @dataclass

@@ -8,9 +8,15 @@ import json
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from quire.model.errors import ConfigInvalid
-from quire_tools.router.settings import RouterSettings, addresses
+from quire_tools.router.choice import Candidate
+from quire_tools.router.disaggregation import PrefillLost, prefilling
+from quire_tools.router.engine import EngineLost, RoutedEngine
+from quire_tools.router.prompts import Prompt
+from quire_tools.router.requests import read_request
+from quire_tools.router.settings import EngineAddress, EngineRole, RouterSettings, addresses
 from tests.unit.router.fake_engines import MODEL, FakeEngine, Fault, routed
 
 BEFORE_FIRST_TOKEN = [Fault.REFUSES, Fault.BREAKS, Fault.HANGS]
@@ -253,6 +259,148 @@ async def test_a_request_may_name_no_model() -> None:
         assert answer.status == 200
 
 
+async def test_an_engine_that_is_stopping_finishes_its_requests() -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    async with (
+        FakeEngine("one", answers_after=gates[0]).run() as one,
+        FakeEngine("two", answers_after=gates[1]).run() as two,
+        routed([one, two]) as (router, client),
+    ):
+        asking = asyncio.create_task(client.ask(stream=True))
+        async with asyncio.timeout(10):
+            while not one.asked and not two.asked:
+                await asyncio.sleep(0.01)
+            first, second = (0, 1) if one.asked else (1, 0)
+            stopping, other = (one, two)[first], (one, two)[second]
+            stopping.fault = Fault.DRAINS
+            while router.engines[first].is_up:
+                await asyncio.sleep(0.01)
+            gates[second].set()
+            assert (await client.ask("another"))[1] == other.url
+            gates[first].set()
+            status, engine, text = await asking
+        assert (status, engine) == (200, stopping.url) and text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_list_of_models_that_fails_once_costs_nothing() -> None:
+    async with FakeEngine("one", models_fail=1).run() as one, routed([one]) as (router, client):
+        assert (await client.ask())[0] == 200
+        engine = router.engines[0]
+        one.models_fail = 1
+        assert not await router._health._learn(engine), "it failed"
+        assert (await client.ask())[0] == 200
+
+
+@pytest.mark.parametrize("description", [[], None, {"quire_blocks": {"hash_tokens": 1e999}}, "text", 7])
+async def test_an_engine_may_describe_itself_in_any_way(description: Any) -> None:
+    async with FakeEngine("one", description=description).run() as one:
+        one.description = None  # so that nobody waits for it
+        async with routed([one]) as (router, client):
+            one.description = description
+            await router._health._learn(router.engines[0])
+            assert (await client.ask())[0] == 200 and router.engines[0].naming is None
+
+
+async def test_probes_go_on_while_an_engine_is_described() -> None:
+    async with FakeEngine("one", description_hangs=True).run() as one, routed([one]) as (router, client):
+        assert (await client.ask())[0] == 200
+        one.fault = Fault.HANGS
+        async with asyncio.timeout(10):
+            while router.engines[0].is_up:
+                await asyncio.sleep(0.01)
+
+
+async def test_failing_requests_do_not_flood_an_engine_with_probes() -> None:
+    async with FakeEngine("one").run() as one, routed([one], health_s=0.2) as (_, client):
+        one.fault = Fault.REFUSES
+        before = one.probes
+        async with asyncio.timeout(10):
+            for _ in range(100):
+                await client.ask()
+        assert one.probes - before < 20
+
+
+@pytest.mark.parametrize("path", ["/v1/../health", "/v1/%2e%2e/health", "/v1/a/%2E%2e/../health", "/v1/./x"])
+async def test_no_path_leaves_the_api(path: str) -> None:
+    async with FakeEngine("one").run() as one, routed([one]) as (_, client):
+        url = URL(f"http://{client.session._base_url.authority}{path}", encoded=True)  # type: ignore[union-attr]
+        async with client.session.get(url) as answer:
+            assert answer.status == 404 and "X-Quire-Engine" not in answer.headers
+
+
+async def test_bodies_that_cannot_be_read() -> None:
+    deep = b'{"prompt": "x", "tools": ' + b"[" * 970 + b"]" * 970 + b"}"
+    async with FakeEngine("one").run() as one, routed([one]) as (_, client):
+        garbage = {"Content-Encoding": "gzip"}
+        async with client.session.post("/v1/completions", data=b"garbage", headers=garbage) as answer:
+            assert answer.status == 400
+        for levels, status in ((100, 200), (300, 400), (970, 400), (100_000, 400)):
+            body = deep.replace(b"[" * 970, b"[" * levels).replace(b"]" * 970, b"]" * levels)
+            async with client.session.post("/v1/completions", data=body) as answer:
+                assert answer.status == status
+        text = json.dumps({"prompt": "[" * 1000 + '"{'}).encode()
+        async with client.session.post("/v1/completions", data=text) as answer:
+            assert answer.status == 200, "brackets of a text are no levels"
+
+
+async def test_cookies_of_one_client_are_not_for_the_next() -> None:
+    async with FakeEngine("one").run() as one, routed([one]) as (_, client):
+        for _ in range(2):
+            await client.ask()
+        assert one.cookies == ["", ""]
+
+
+async def test_another_engine_tokenizes_when_one_hangs() -> None:
+    async with (
+        FakeEngine("one").run() as one,
+        FakeEngine("two").run() as two,
+        routed([one, two]) as (router, _),
+    ):
+        one.tokenizes = False
+        request = read_request("/v1/completions", b'{"prompt": "abc"}', {})
+        prompt = await router._forwarding._tokenizer.prompt_of(request, router.engines)
+        assert prompt.tokens == [97, 98, 99]
+
+
+def test_only_prompts_whose_cached_part_is_known_measure_the_rate() -> None:
+    for events, is_stream, measured in (("tcp://a:1", True, True), ("tcp://a:1", False, False), ("", True, False)):
+        engine = RoutedEngine(EngineAddress(url="http://a:1", role=EngineRole.BOTH, events=events), 10.0)
+        with engine.request(5000) as queued:
+            if is_stream:
+                queued.first_token()
+            else:
+                queued.end()
+            assert engine.queued_tokens == 0
+        assert (engine.measured_tokens_per_s > 0) == measured and engine.requests == 0
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_prefill_engine_that_fails_with_the_first_token_changes_nothing(turns: int) -> None:
+    """Whichever comes first, in the same turn of the loop: never a loss behind the first token."""
+    engine = RoutedEngine(EngineAddress(url="http://a:1", role=EngineRole.PREFILL), 10.0)
+    engine.is_up = True
+
+    async def fail(engine: RoutedEngine, body: bytes) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        raise EngineLost(engine, "it failed")
+
+    request = read_request("/v1/completions", b'{"prompt": "abc"}', {})
+    candidates = [Candidate(engine=engine, cached_tokens=0, tokens_per_s=1.0)]
+    answered = False
+    try:
+        async with prefilling(request, Prompt(tokens=(), length=3), candidates, fail) as has_answered:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            answered = True
+            has_answered()
+            for _ in range(20):
+                await asyncio.sleep(0)
+    except PrefillLost:
+        assert not answered
+    assert engine.queued_tokens == engine.requests == 0
+
+
 @pytest.mark.parametrize(
     ("engines", "prefill", "decode"),
     [
@@ -263,6 +411,8 @@ async def test_a_request_may_name_no_model() -> None:
         (("a:1",), (), ()),
         (("http://a:1/v1",), (), ()),
         (("http://a:1,zone=x",), (), ()),
+        (("http://user:password@a:1",), (), ()),
+        (("http://a:1?x=1",), (), ()),
     ],
 )
 def test_settings_that_do_not_fit(engines: Any, prefill: Any, decode: Any) -> None:

@@ -24,6 +24,7 @@ from quire_server.clock import Clock, end_ms
 
 HOLDER_BYTES_MAX: Final = 256
 _NAME_BYTES: Final = 16
+_UNLIMITED: Final = 1 << 50
 
 
 class RetentionIndex(Protocol):
@@ -92,14 +93,14 @@ class Retention:
 
         Raises:
             InvalidRequest: The time or the holder's name is too long, or the keys are unchained.
-            QuotaExceeded: The tenant would retain more than it may store.
+            QuotaExceeded: The tenant would retain more than it may store, or has too many retentions.
         """
         name = _Holder.of(namespace, holder)
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")
         now_ms = await self._clock.known_ms()
         until_ms, keys = end_ms(now_ms, ttl_ms), keys.distinct()
-        limit = self._limit(namespace)
+        limit = self._limit(namespace, name)
         if limit:
             chunks = (await self._index.match(keys)).count
             if not chunks:
@@ -116,16 +117,21 @@ class Retention:
     async def end(self, namespace: Namespace, keys: ChunkKeys, holder: str = "") -> int:
         """End a holder's retentions on any of the keys; how many there were. Raises `InvalidRequest`."""
         name, counted = _Holder.of(namespace, holder), 0
-        if self._limit(namespace):
+        if self._limit(namespace, name):
             assert self._retained is not None, "the tenant has a limit"
             retentions = await self._retained.known(namespace.tenant, list(keys.distinct()), name.counted)
             counted = await self._release(namespace, keys, retentions, name)
         return counted + await self._index.unpin_all(keys.distinct(), name.pin)
 
-    def _limit(self, namespace: Namespace) -> int:
-        """Return the bytes that the tenant may retain; 0 for no limit."""
-        counted = self._retained is not None and namespace.tenant
-        return self._policy(namespace.tenant).stored_bytes_max if counted else 0
+    def _limit(self, namespace: Namespace, holder: _Holder) -> int:
+        """Return the bytes that the tenant may retain; 0 where they are not counted.
+
+        Retentions of named holders are always counted: their number is bounded.
+        """
+        if self._retained is None:
+            return 0
+        limit = self._policy(namespace.tenant).stored_bytes_max if namespace.tenant else 0
+        return limit or (_UNLIMITED if holder.counted else 0)
 
     async def _reserve(
         self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int, holder: bytes
@@ -136,6 +142,8 @@ class Retention:
         retained, inner = await self._retained.reserve(
             namespace.tenant, list(keys), size, until_ms, now_ms, limit, holder
         )
+        if retained < 0:
+            raise QuotaExceeded("too many retentions, or holders of this prefix", field="holder")
         if retained > limit:
             raise QuotaExceeded(f"{retained} bytes would be retained, {limit} may be stored", field="ttl_ms")
         return inner
