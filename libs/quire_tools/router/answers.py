@@ -14,9 +14,9 @@ from aiohttp import web
 from quire.telemetry import logger
 from quire_gateway.http.requests import IDLE_S
 from quire_tools.router.engine import EngineLost, RoutedEngine
-from quire_tools.router.requests import RequestError
+from quire_tools.router.requests import REQUEST_ID, REQUEST_ID_HEADER, RequestError
 
-_KEPT_HEADERS: Final = ("Content-Type", "X-Request-Id", "Retry-After")
+_KEPT_HEADERS: Final = ("Content-Type", REQUEST_ID_HEADER, "Retry-After")
 _ENGINE: Final = "X-Quire-Engine"
 _AGAIN_STATUS: Final = 429
 _STREAM: Final = "text/event-stream"
@@ -74,6 +74,7 @@ class Relay:
         """
         headers = {name: upstream.headers[name] for name in _KEPT_HEADERS if name in upstream.headers}
         headers[_ENGINE] = engine.name
+        headers.setdefault(REQUEST_ID_HEADER, self._downstream[REQUEST_ID])
         if not 200 <= upstream.status < 600:
             raise EngineLost(engine, f"answers {upstream.status}")
         if upstream.content_type != _STREAM or upstream.status != 200:

@@ -17,11 +17,11 @@ from quire_tools.router.choice import Candidate, Choice
 from quire_tools.router.disaggregation import PrefillLost, decode_body, prefilling
 from quire_tools.router.engine import EngineLost, RoutedEngine
 from quire_tools.router.prompts import Prompt, Tokenizer
-from quire_tools.router.requests import GenerationRequest, RequestError
+from quire_tools.router.requests import REQUEST_ID, REQUEST_ID_HEADER, GenerationRequest, RequestError
 from quire_tools.router.settings import EngineRole, RouterSettings
 
 _RETRY_AFTER_S: Final = 2
-_PASSED: Final = ("Authorization", "Content-Type", "X-Request-Id", "Accept")
+_PASSED: Final = ("Authorization", "Content-Type", "Accept")
 _IDLE_CLOSED_S: Final = 0.5
 _NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
 """An engine's first token takes as long as its queue; one that gives no sign of life is found by its probes."""
@@ -88,7 +88,7 @@ class Forwarding:
         while left := self._left(request.model, failed):
             try:
                 return await self._attempt(job, prompt, left, may_hand_over=may_hand_over)
-            except PrefillLost:
+            except PrefillLost:  # once: the next attempt is made without
                 may_hand_over = False
                 self._handovers.add(1, {"quire.outcome": "lost"})
             except EngineLost as error:
@@ -222,7 +222,7 @@ class Forwarding:
             job.downstream.method,
             URL(f"{engine.name}{job.request.path}", encoded=True),
             data=body,
-            headers={**passed, **headers()},
+            headers={REQUEST_ID_HEADER: job.downstream[REQUEST_ID], **passed, **headers()},
             timeout=_NO_LIMIT,
             allow_redirects=False,
         )

@@ -13,6 +13,8 @@ from quire.integrations.hints import HINTS, read_hints
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+REQUEST_ID_HEADER: Final = "X-Request-Id"
 _PARAMETERS: Final = "kv_transfer_params"
 _LEVELS_MAX: Final = 200
 """Of nested arrays and objects: Python's encoder and decoder recurse."""

@@ -32,11 +32,12 @@ from quire_tools.router.forwarding import Forwarding
 from quire_tools.router.health import Health
 from quire_tools.router.known_blocks import EventSource
 from quire_tools.router.prompts import Tokenizer
-from quire_tools.router.requests import CHAT, COMPLETIONS, RequestError, read_request
+from quire_tools.router.requests import CHAT, COMPLETIONS, REQUEST_ID, REQUEST_ID_HEADER, RequestError, read_request
 from quire_tools.router.settings import EngineRole, RouterSettings
 
 _BODY_MAX: Final = 64 << 20
 _SHARE: Final = 0.4
+_ID_LENGTH_MAX: Final = 64
 _ENGINE_KEEPALIVE_S: Final = 4.0
 """Shorter than that of engines: vLLM closes idle connections after five seconds."""
 _STOP_MORE_S: Final = 10.0
@@ -130,7 +131,9 @@ class Router:
 
     @web.middleware
     async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        request_id = request.headers.get("X-Request-Id", "")[:64] or os.urandom(8).hex()
+        request_id = request.headers.get(REQUEST_ID_HEADER, "")[:_ID_LENGTH_MAX]
+        request_id = request_id if request_id.isascii() and request_id.isprintable() else ""
+        request[REQUEST_ID] = request_id = request_id or os.urandom(8).hex()
         with (
             self._requests.timed(request) as answer,
             traced(request, names.ROUTER_REQUEST, request_id, strangers=False),
@@ -138,7 +141,7 @@ class Router:
             response = await self._answered(request, handler)
             answer.status = response.status
         if not response.prepared:
-            response.headers.setdefault("X-Request-Id", request_id)
+            response.headers.setdefault(REQUEST_ID_HEADER, request_id)
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:

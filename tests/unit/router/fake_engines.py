@@ -50,6 +50,7 @@ class FakeEngine:
     port: int = 0
     traces: list[str] = field(default_factory=list)
     cookies: list[str] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
     probes: int = 0
 
     @property
@@ -107,6 +108,7 @@ class FakeEngine:
         self.asked.append(body)
         self.traces.append(request.headers.get("traceparent", ""))
         self.cookies.append(request.headers.get("Cookie", ""))
+        self.request_ids.append(request.headers.get("X-Request-Id", ""))
         try:
             return await self._answer(request, body)
         except asyncio.CancelledError:

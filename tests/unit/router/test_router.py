@@ -350,6 +350,21 @@ async def test_cookies_of_one_client_are_not_for_the_next() -> None:
         assert one.cookies == ["", ""]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", ["", "mine", "x" * 100, "\xe9"])
+async def test_a_request_has_one_name(given: str, stream: bool) -> None:
+    """The client's, or one of the router; at the engine and in the answer."""
+    async with (
+        FakeEngine("one").run() as one,
+        routed([one]) as (_, client),
+        client.session.post(
+            "/v1/completions", json={"prompt": [1], "stream": stream}, headers={"X-Request-Id": given}
+        ) as answer,
+    ):
+        name = answer.headers["X-Request-Id"]
+        assert [name] == one.request_ids and name and (name == given[:64] or not given.isascii() or not given)
+
+
 async def test_another_engine_tokenizes_when_one_hangs() -> None:
     async with (
         FakeEngine("one").run() as one,
