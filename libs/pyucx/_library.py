@@ -1,7 +1,8 @@
 """Finds and loads libucp, once per process, after configuring UCX to leave the process alone.
 
-Order: `PYUCX_LIBUCP` (a path), the system's libucp when the machine has an RDMA device and the library its transport,
-the `libucx-cu12` wheel, the system's libucp.
+Order: `PYUCX_LIBUCP` (a path). On a machine with an RDMA device a library with UCX's transport for it: the system's
+from 1.15 on, the one in the `nixl-cu12` or `nixl-cu13` wheel, an older one of the system. Then the `libucx-cu12` wheel,
+the `nixl` wheel, and the system's libucp.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import ctypes.util
 import importlib.util
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +43,10 @@ _SYSTEM_FOLDERS: Final = (
 )
 _SONAME: Final = "libucp.so.0"
 OLDEST: Final = (1, 13)
+GATHERS: Final = (1, 15)
+"""From this version on many slices in one put arrive correctly."""
+_NIXL: Final = ("nixl_cu13", "nixl_cu12")
+_VERSION_S: Final = 20.0
 
 ffi: Final[Any] = cffi.FFI()
 ffi.cdef(CDEF)
@@ -84,25 +91,63 @@ def wheel_library() -> Path | None:
     return path if path.exists() else None
 
 
+def nixl_library() -> Path | None:
+    """Path of the libucp in a `nixl` wheel, None where none is installed. The wheel's tools have changed its name."""
+    for name in _NIXL:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parent.with_name(f"{name}.libs")
+            if paths := sorted(folder.glob("libucp-*.so.*")):
+                return paths[0]
+    return None
+
+
+def has_device() -> bool:
+    """Return whether this machine has an RDMA device."""
+    devices = Path("/sys/class/infiniband")
+    return devices.is_dir() and any(devices.iterdir())
+
+
+def has_transport(library: Path) -> bool:
+    """Return whether `library` comes with UCX's transport for RDMA devices."""
+    return any((library.parent / "ucx").glob("libuct_ib*"))
+
+
 def has_rdma(library: Path) -> bool:
     """Return whether this machine has an RDMA device and `library` comes with UCX's transport for it."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(devices.iterdir()) and any((library.parent / "ucx").glob("libuct_ib*"))
+    return has_device() and has_transport(library)
+
+
+def version_of(path: Path) -> tuple[int, int]:
+    """Return the version of a libucp that is not to be loaded into this process; (0, 0) where it cannot be loaded.
+
+    Two versions in one process would share parts of each other.
+    """
+    program = "import ctypes, sys; v = [ctypes.c_uint() for _ in range(3)]; ctypes.CDLL(sys.argv[1]).ucp_get_version("
+    program += "*map(ctypes.byref, v)); print(v[0].value, v[1].value)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=_VERSION_S, check=True
+        )
+        major, minor = map(int, done.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0, 0
+    return major, minor
 
 
 def candidates() -> list[tuple[str, Path]]:
     """(origin, path) of every libucp that may be loaded, the preferred first."""
     if forced := os.environ.get("PYUCX_LIBUCP"):
         return [("PYUCX_LIBUCP", Path(forced))]
-    system, wheel = system_library(), wheel_library()
-    paths = []
+    system, nixl, wheel = system_library(), nixl_library(), wheel_library()
+    with_rdma = []
     if system and has_rdma(system):
-        paths.append(("system, with RDMA", system))
-    if wheel:
-        paths.append(("libucx-cu12 wheel", wheel))
-    if system:
-        paths.append(("system", system))
-    return paths
+        with_rdma.append(("system, with RDMA", system))
+    if nixl and has_rdma(nixl):
+        gathers = not with_rdma or version_of(with_rdma[0][1]) >= GATHERS
+        with_rdma.insert(len(with_rdma) if gathers else 0, ("nixl wheel, with RDMA", nixl))
+    others = ("libucx-cu12 wheel", wheel), ("nixl wheel", nixl), ("system", system)
+    return with_rdma + [(origin, path) for origin, path in others if path]
 
 
 def load() -> Library:
@@ -119,14 +164,15 @@ def load() -> Library:
         if library.version[:2] >= OLDEST:
             return library
         tried.append(f"{origin}: {path}: version {library.version} is older than {OLDEST}")
-    hint = "install UCX (Debian: libucx0), or `pip install libucx-cu12`, or set PYUCX_LIBUCP to libucp.so.0"
+    hint = (
+        "`pip install libucx-cu12` (or nixl-cu12), or install UCX (Debian: libucx0), or set PYUCX_LIBUCP to libucp.so.0"
+    )
     raise LibraryNotFound("; ".join([*tried, hint]))
 
 
 def _open(origin: str, path: Path) -> Library:
-    folder = path.parent
-    ucs_path = folder / "libucs.so.0"
-    ucs_name = str(ucs_path) if ucs_path.exists() else ctypes.util.find_library("ucs") or "libucs.so.0"
+    beside = sorted(path.parent.glob("libucs[-.]*so*"), key=lambda file: (file.name != "libucs.so.0", file.name))
+    ucs_name = str(beside[0]) if beside else ctypes.util.find_library("ucs") or "libucs.so.0"
     ucp, ucs = ffi.dlopen(str(path)), ffi.dlopen(ucs_name)
     parts = [ffi.new("unsigned *") for _ in range(3)]
     ucp.ucp_get_version(*parts)

@@ -124,7 +124,9 @@ def _rdma() -> Iterator[Finding]:
     if has_rdma(library.path):
         yield Finding(Severity.GOOD, "RDMA", ", ".join(devices))
     else:
-        advice = "install the system's UCX with its InfiniBand transports (Debian: libucx0, ucx-utils)"
+        advice = (
+            "install UCX 1.15 or newer with its InfiniBand transports (Debian 13: libucx0), or `pip install nixl-cu12`"
+        )
         yield Finding(Severity.SLOWER, "RDMA", f"{', '.join(devices)}, which this UCX does not use", advice)
 
 
