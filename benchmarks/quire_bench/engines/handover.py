@@ -29,7 +29,7 @@ _ANSWER: Final = 8
 _DECODE_ELSEWHERE: Final = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def run(tokens: int, prompts: int, layers: int, hidden: int) -> Report:
+def run(tokens: int, prompts: int, layers: int, hidden: int, step_tokens: int) -> Report:
     """Measure.
 
     Raises:
@@ -41,6 +41,8 @@ def run(tokens: int, prompts: int, layers: int, hidden: int) -> Report:
     kv_heads = max(1, heads // 4)
     room = 4 * tokens * layers * 2 * kv_heads * _HEAD * 4
     settings: dict[str, Any] = {"max_model_len": tokens + 2 * BLOCK, "kv_cache_memory_bytes": max(64 << 20, room)}
+    if step_tokens:
+        settings["max_num_batched_tokens"] = step_tokens
     with tempfile.TemporaryDirectory(prefix="quire-handover-") as name, ExitStack() as stack:
         folder = Path(name)
         model = make_model(folder / "model", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads)
@@ -57,7 +59,8 @@ def run(tokens: int, prompts: int, layers: int, hidden: int) -> Report:
             engine.ready()
         report.rows += _measure(single, engines["prefill"], engines["decode"], tokens, prompts)
     report.notes.append(
-        f"{prompts} prompts of {tokens} tokens, {layers} layers of width {hidden}; the first one does not count"
+        f"{prompts} prompts of {tokens} tokens, computed {step_tokens or tokens} at a time, {layers} layers of width "
+        f"{hidden}; the first one does not count"
     )
     report.notes.append(
         "hand-over: from the prefill engine's answer to the decode engine's first token; a block may be left to compute"
@@ -118,10 +121,11 @@ def command(
     prompts: Annotated[int, typer.Option(help="how many")] = 8,
     layers: Annotated[int, typer.Option(help="of the model of random weights")] = 8,
     hidden: Annotated[int, typer.Option(help="its width; heads of 64")] = 512,
+    step_tokens: Annotated[int, typer.Option(help="that an engine computes at a time; 0: a prompt at once")] = 0,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
     """Time to first token where one vLLM computes a prompt and another one decodes, against one that does both."""
-    if not 2 * BLOCK <= tokens <= 4000 or hidden % 256 or min(prompts, layers, hidden) < 1:
+    if not 2 * BLOCK <= tokens <= 4000 or hidden % 256 or min(prompts, layers, hidden) < 1 or step_tokens < 0:
         raise InvalidRequest(f"{tokens}, {prompts}, {layers}, {hidden}", field="tokens, …, hidden")
-    run(tokens, prompts, layers, hidden).show(json_file, plot)
+    run(tokens, prompts, layers, hidden, step_tokens).show(json_file, plot)
