@@ -122,18 +122,18 @@ async def _answers(url: str, prompt: Sequence[int], rounds: int) -> list[float]:
     return times
 
 
-async def _tokens_per_s(url: str, streams: int, tokens: int) -> float:
-    """Return the rate of all streams together."""
+async def _tokens_per_s(urls: Sequence[str], streams: int, tokens: int) -> float:
+    """Return the rate of all streams together, which go to the servers in turns."""
     question: dict[str, Any] = {"model": _MODEL, "prompt": [1] * 32, "max_tokens": tokens, "stream": True}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
-        async def one() -> int:
+        async def receive(url: str) -> int:
             async with session.post(f"{url}/v1/completions", json=question) as answer:
                 return (await answer.read()).count(b"token")
 
         began_s = time.perf_counter()
-        received = sum(await asyncio.gather(*(one() for _ in range(streams))))
+        received = sum(await asyncio.gather(*(receive(urls[at % len(urls)]) for at in range(streams))))
         took_s = time.perf_counter() - began_s
     if received != streams * tokens:
         raise InternalError(f"{received} of {streams * tokens} tokens came")
@@ -158,7 +158,7 @@ def run(prompt_tokens: int, rounds: int, streams: int, tokens: int) -> Report:
             "by Assign": stack.enter_context(_router(urls, cluster.gateway_address, folder / "assign")),
         }
         direct = asyncio.run(_answers(urls[0], prompt, rounds))
-        rate = asyncio.run(_tokens_per_s(urls[0], streams, tokens))
+        rate = asyncio.run(_tokens_per_s(urls, streams, tokens))
         base = percentile(direct, 0.5)
         for way, url in ways.items():
             times = asyncio.run(_answers(url, prompt, rounds))
@@ -166,7 +166,7 @@ def run(prompt_tokens: int, rounds: int, streams: int, tokens: int) -> Report:
             row = Row({"what": f"answer, {way}"}, measured, base * 1e3, percentile(times, 0.5) / base)
             report.rows.append(row)
         for way, url in ways.items():
-            routed = asyncio.run(_tokens_per_s(url, streams, tokens))
+            routed = asyncio.run(_tokens_per_s([url], streams, tokens))
             row = Row({"what": f"{streams} streams, {way}"}, {"tokens/s": routed}, rate, routed / rate)
             report.rows.append(row)
     report.notes.append(
