@@ -123,7 +123,7 @@ async def _answers(url: str, prompt: Sequence[int], rounds: int) -> list[float]:
 
 
 async def _tokens_per_s(urls: Sequence[str], streams: int, tokens: int) -> float:
-    """Return the rate of all streams together, which go to the servers in turns."""
+    """Return the sum of the rates of all streams; the servers receive them in turns."""
     question: dict[str, Any] = {"model": _MODEL, "prompt": [1] * 32, "max_tokens": tokens, "stream": True}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:

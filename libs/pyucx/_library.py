@@ -146,8 +146,8 @@ def candidates() -> list[tuple[str, Path]]:
     if nixl and has_rdma(nixl):
         gathers = not with_rdma or version_of(with_rdma[0][1]) >= GATHERS
         with_rdma.insert(len(with_rdma) if gathers else 0, ("nixl wheel, with RDMA", nixl))
-    others = ("libucx-cu12 wheel", wheel), ("nixl wheel", nixl), ("system", system)
-    return with_rdma + [(origin, path) for origin, path in others if path]
+    fallbacks = ("libucx-cu12 wheel", wheel), ("nixl wheel", nixl), ("system", system)
+    return with_rdma + [(origin, path) for origin, path in fallbacks if path]
 
 
 def load() -> Library:

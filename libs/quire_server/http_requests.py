@@ -1,4 +1,4 @@
-"""Handling of requests in both HTTP frontends: measure, trace, send the answer."""
+"""Handling of requests in HTTP servers: measure, trace, send the answer."""
 
 from __future__ import annotations
 

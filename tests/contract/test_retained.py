@@ -16,7 +16,7 @@ from quire.model.policy import TenantPolicy
 from quire.testing.clock import FakeClock
 from quire_gateway.kv.retention import Retention
 from quire_server.redis import PrefixIndex, RetainedBytes
-from quire_server.redis.retained import RETENTIONS_MAX
+from quire_server.redis.retained import RETENTIONS_MAX, RetainedPrefix
 
 LAYOUT = KvLayout(1, 16, 1, 64, Dtype.BF16)
 SPACE = Namespace("m", "1", LAYOUT, b"salt")
@@ -178,7 +178,7 @@ async def test_a_conversation_replaces_its_own_turns_alone(any_redis: redis.Redi
 
 
 async def test_holders_of_a_prefix_are_bounded(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a pin on one chunk: also those of tenants without a limit, and of no tenant."""
+    """Each holder is a pin on one chunk, for tenants with and without a limit, and for no tenant."""
     monkeypatch.setattr("quire_server.redis.retained.HOLDERS_MAX", 3)
     for space, limit in ((SPACE, LIMIT), (SPACE, 0), (Namespace("m", "1", LAYOUT), 0)):
         index, retention, clock = await _world(any_redis, limit)
@@ -215,14 +215,19 @@ async def test_what_is_stored_later_is_not_retained_uncounted(any_redis: redis.R
     assert await index.pins(keys.at(0)) == 0
 
 
+def _prefix(key: bytes, until_ms: int) -> RetainedPrefix:
+    """A prefix of one byte."""
+    return RetainedPrefix(tenant="t", holder=b"", keys=[key], size=1, until_ms=until_ms)
+
+
 async def test_retentions_are_bounded(any_redis: redis.Redis) -> None:
     """And nothing is left once the last one is over."""
     retained = RetainedBytes(any_redis)
     seconds, micros = await any_redis.time()
     now_ms = seconds * 1000 + micros // 1000
     for number in range(3):
-        counted, _ = await retained.reserve("t", [bytes([number]) * 32], 1, now_ms + 60_000, now_ms, 1 << 40)
+        counted, _ = await retained.reserve(_prefix(bytes([number]) * 32, now_ms + 60_000), now_ms, 1 << 40)
         assert counted == number + 1
     assert RETENTIONS_MAX > 3
-    assert (await retained.reserve("t", [b"x" * 32], 1, now_ms + 1, now_ms + 120_000, 1 << 40))[0] == 1
+    assert (await retained.reserve(_prefix(b"x" * 32, now_ms + 1), now_ms + 120_000, 1 << 40))[0] == 1
     assert await any_redis.hlen("quire:retained:t") in (0, 1)

@@ -131,7 +131,7 @@ def question(prompt: str = "a prompt", **more: Any) -> bytes:
 
 
 def endpoints(answer: Any) -> list[str]:
-    """By header, and the same by metadata."""
+    """Return the endpoints that header and metadata name; both name the same."""
     (header,) = answer.request_headers.response.header_mutation.set_headers
     named: str = header.header.raw_value.decode()
     assert header.header.key == "x-gateway-destination-endpoint"

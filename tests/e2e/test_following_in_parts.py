@@ -35,7 +35,7 @@ class _Load:
         self.is_wanted = True
         plan = FollowPlan(namespaces=(namespace,), keys=(keys,), wait_s=wait_s)
         target = Target.staged(self.buffer, count, layout.slice_bytes)
-        following = follow(client, plan, 0, first=FIRST, target=target, urgency=Urgency(), begun=self._note)
+        following = follow(client, plan, 0, first=FIRST, target=target, urgency=Urgency(), on_begin=self._note)
         self.task = asyncio.create_task(following)
 
     def _note(self, delivery: Delivery) -> bool:

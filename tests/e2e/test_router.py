@@ -17,7 +17,7 @@ PARENT = bytes(32)
 
 
 async def test_a_stored_prompt_is_not_counted_as_work(cluster: LocalCluster) -> None:
-    """A long stored prompt is queued at one engine; a short one that nobody has is more work than it."""
+    """Of a prompt that Quire has, only the last token counts as queued."""
     namespace, salt = fresh_namespace(), b"of the tenant"
     description = {
         "quire_names": "names",

@@ -15,6 +15,7 @@ import pytest
 from quire_tools.engines.server import EngineServer, engine_server
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
+from quire_tools.router.prompts import Prompt
 from quire_tools.router.server import Router, serving
 from quire_tools.router.settings import RouterSettings, addresses
 from tests.engines.engine import BLOCK, PROMPT, engine
@@ -103,7 +104,7 @@ async def test_a_decode_engine_dies_after_half_of_its_layers(
     expected: dict[int, list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another one loads the prompt: nothing is computed twice."""
+    """The other decode engine loads the prompt: nothing is computed twice."""
     marker, site = tmp_path / "killed", Path(__file__).with_name("dying_site")
     monkeypatch.setenv("QUIRE_TEST_KILLED", str(marker))
     monkeypatch.setenv("PYTHONPATH", f"{site}:{os.environ.get('PYTHONPATH', '')}")
@@ -136,7 +137,7 @@ async def _until_figures(servers: Sequence[EngineServer], name: str, least: floa
 async def test_engines_are_chosen_by_what_they_and_quire_have(
     tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path, expected: dict[int, list[int]]
 ) -> None:
-    """Events of vLLM say what an engine has; names of blocks that the router computes are those of the engine."""
+    """The router knows an engine's blocks by its KV events, and computes the keys that the engine stores under."""
     gateway = engine_cluster.gateway_address
     ports = free_ports(2)
     with ExitStack() as stack:
@@ -166,7 +167,8 @@ async def test_engines_are_chosen_by_what_they_and_quire_have(
 
 
 def _cached(router: Router) -> list[int]:
-    return [engine.blocks.cached_tokens(PROMPT) for engine in router.engines if engine.blocks is not None]
+    prompt = Prompt(tokens=PROMPT, length=len(PROMPT))
+    return [engine.blocks.cached_tokens(prompt.digests) for engine in router.engines if engine.blocks is not None]
 
 
 def _events_at(port: int) -> list[str]:

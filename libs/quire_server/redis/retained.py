@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -18,6 +19,25 @@ HOLDERS_MAX: Final = 1_024
 """Of a prefix: each is a pin on its last chunk."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedPrefix:
+    """A prefix that a holder retains.
+
+    Attributes:
+        tenant: Name of the tenant.
+        holder: Name of the holder; empty for the tenant itself.
+        keys: Of the prefix.
+        size: Bytes of the prefix.
+        until_ms: End of the retention.
+    """
+
+    tenant: str
+    holder: bytes
+    keys: Sequence[bytes]
+    size: int
+    until_ms: int
+
+
 class RetainedBytes:
     """The retentions of tenants with limits; see `quire_gateway.kv.retention`."""
 
@@ -26,36 +46,25 @@ class RetainedBytes:
         self._reserve = client.register_script(script("retained_reserve"))
         self._forget = client.register_script(script("retained_forget"))
 
-    async def reserve(
-        self,
-        tenant: str,
-        keys: Sequence[bytes],
-        retained_bytes: int,
-        until_ms: int,
-        now_ms: int,
-        limit: int,
-        holder: bytes = b"",
-    ) -> tuple[int, dict[bytes, bytes]]:
+    async def reserve(self, prefix: RetainedPrefix, now_ms: int, limit: int) -> tuple[int, dict[bytes, bytes]]:
         """Count the retention of a prefix, unless the tenant would exceed the limit.
 
+        A prefix counts once, however many holders retain it. A retention that the holder has is not shortened.
+
         Args:
-            tenant: Name of the tenant.
-            keys: Of the prefix.
-            retained_bytes: Size of the prefix; it counts once, however many holders retain it.
-            until_ms: End of the retention; one that the holder has is not shortened.
+            prefix: The prefix and its holder.
             now_ms: The cluster's time.
             limit: Bytes that the tenant may retain.
-            holder: Name of the holder.
 
         Returns:
             The tenant's retained bytes, above the limit if nothing was counted, -1 if that is so because there are too
             many retentions; and the holder's shorter retentions that end no later, by their last key.
         """
-        inside = [tip + holder for tip in await self.known(tenant, keys, holder) if tip != keys[-1]]
-        args: list[Any] = [keys[-1] + holder, retained_bytes, until_ms, now_ms, limit, RETENTIONS_MAX]
-        args += [HOLDERS_MAX, *inside]
+        tip, holder = prefix.keys[-1], prefix.holder
+        inside = [key + holder for key in await self.known(prefix.tenant, prefix.keys, holder) if key != tip]
+        args: list[Any] = [tip + holder, prefix.size, prefix.until_ms, now_ms, limit, RETENTIONS_MAX, HOLDERS_MAX]
         async with metadata_errors():
-            retained, inner = await self._reserve(keys=[_KEY + tenant], args=args)
+            retained, inner = await self._reserve(keys=[_KEY + prefix.tenant], args=[*args, *inside])
         tips = [name[:KEY_BYTES] for name in inner[::2]]
         return int(retained), dict(zip(tips, inner[1::2], strict=True))
 

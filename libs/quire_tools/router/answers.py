@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from quire.telemetry import logger
-from quire_gateway.http.requests import IDLE_S
+from quire_server.http_requests import IDLE_S
 from quire_tools.router.engine import EngineLost, RoutedEngine
 from quire_tools.router.requests import REQUEST_ID, REQUEST_ID_HEADER, RequestError
 
@@ -116,9 +116,9 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def _of_client() -> AsyncIterator[None]:
-    """Turn errors of the client's connection into `ClientGone`: they are not the engine's.
+    """Turn errors of the client's connection into `ClientGone`, apart from those of the engine's.
 
-    A client that takes nothing for a minute is gone, too.
+    A client that takes nothing for a minute counts as disconnected.
     """
     try:
         async with asyncio.timeout(IDLE_S):

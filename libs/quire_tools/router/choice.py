@@ -96,7 +96,9 @@ class Choice:
             self._quire_is_away.failed(error)
             return None
         self._quire_is_away.answered()
-        if len(answer.ttft_s) != len(comparable) or not any(answer.engine == each.engine.name for each in comparable):
+        if len(answer.ttft_s) != len(comparable) or answer.engine not in {
+            candidate.engine.name for candidate in comparable
+        }:
             return None
         times = {candidate.engine.name: ttft_s for candidate, ttft_s in zip(comparable, answer.ttft_s, strict=True)}
         times[answer.engine] = -1.0
@@ -110,7 +112,7 @@ class Choice:
 def _cached_tokens(engine: RoutedEngine, prompt: Prompt) -> int:
     if engine.blocks is None or not prompt.tokens:
         return 0
-    return engine.blocks.cached_tokens(prompt.tokens, prompt.adapter, prompt.cache_salt)
+    return engine.blocks.cached_tokens(prompt.digests)
 
 
 def _by_queues(prompt: Prompt, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -124,11 +126,10 @@ def _by_queues(prompt: Prompt, candidates: Sequence[Candidate]) -> list[Candidat
         return (candidate.engine.queued_tokens + candidate.to_compute(prompt)) / candidate.tokens_per_s
 
     def place(candidate: Candidate) -> tuple[float, int, bytes]:
-        named = repr((candidate.engine.name, beginning)).encode()
-        claim = hashlib.blake2b(named, digest_size=8).digest()
+        claim = hashlib.blake2b(candidate.engine.name.encode() + beginning, digest_size=8).digest()
         return max(wait_s(candidate), equal_s), candidate.engine.requests, claim
 
-    beginning = list(prompt.tokens[:_BEGINNING_TOKENS])
+    beginning = repr(list(prompt.tokens[:_BEGINNING_TOKENS])).encode()
     equal_s = _EQUAL * min(map(wait_s, candidates), default=0.0)
     return sorted(candidates, key=place)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from quire.telemetry import logger
 from quire_tools.router.block_names import BlockNaming
@@ -51,8 +51,7 @@ class QueuedPrompt:
     def first_token(self) -> None:
         """Note that the prompt is computed.
 
-        A prompt that had the engine to itself measures the rate, where the engine's KV events told how much of it was
-        cached.
+        A prompt that was alone in the queue measures the rate, if KV events gave the length of its cached part.
         """
         if not self._ended and self._measured:
             self._engine.measured(self._tokens / max(time.monotonic() - self._began_s, 1e-6))
@@ -81,8 +80,8 @@ class RoutedEngine:
         """Tokens of prompts that have no token yet."""
         self.requests = 0
         """Requests that this router has sent and that have not ended."""
-        self.models: Mapping[str, bool] = {}
-        """Names of the models that it serves, and whether each is an adapter."""
+        self.models: Mapping[str, Mapping[str, Any]] = {}
+        """The models that it serves, by name, as its `/v1/models` describes them."""
         self.naming: BlockNaming | None = None
         """Names of its blocks in Quire; None where it has not said."""
         self.blocks = KnownBlocks() if address.events else None
@@ -98,6 +97,10 @@ class RoutedEngine:
     def name(self) -> str:
         """URL of the engine, which names it."""
         return self.address.url
+
+    def has_adapter(self, model: str) -> bool:
+        """Return whether a model is an adapter: vLLM names its parent."""
+        return bool(self.models.get(model, {}).get("parent"))
 
     def serves(self, model: str) -> bool:
         """Return whether requests for a model can be sent to it; any model, where it is not named."""

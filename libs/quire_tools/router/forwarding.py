@@ -85,9 +85,9 @@ class Forwarding:
         prompt = await self._tokenizer.prompt_of(request, engines)
         may_hand_over = request.can_be_handed_over
         failed: list[EngineLost] = []
-        while left := self._left(request.model, failed):
+        while remaining := self._remaining(request.model, failed):
             try:
-                return await self._attempt(job, prompt, left, may_hand_over=may_hand_over)
+                return await self._attempt(job, prompt, remaining, may_hand_over=may_hand_over)
             except PrefillLost:  # once: the next attempt is made without
                 may_hand_over = False
                 self._handovers.add(1, {"quire.outcome": "lost"})
@@ -107,8 +107,8 @@ class Forwarding:
             GenerationRequest(path=downstream.raw_path, body={}, raw=body, headers=downstream.headers), downstream
         )
         failed: list[EngineLost] = []
-        while left := self._left(model, failed):
-            engine = min(left, key=lambda engine: engine.requests)
+        while remaining := self._remaining(model, failed):
+            engine = min(remaining, key=lambda engine: engine.requests)
             try:
                 with engine.request(0):
                     return await self._send(job, engine, body, lambda is_stream: None)
@@ -123,15 +123,15 @@ class Forwarding:
             return RequestError(404, f"no engine that is up serves {model!r}", "model")
         return RequestError(503, "no engine is up", retry_after_s=_RETRY_AFTER_S)
 
-    def _left(self, model: str, failed: Sequence[EngineLost]) -> list[RoutedEngine]:
+    def _remaining(self, model: str, failed: Sequence[EngineLost]) -> list[RoutedEngine]:
         """Return the engines to try next: those that may answer and have not failed, none after the last retry."""
         if len(failed) > self._settings.retries:
             return []
         engines = self.serving(model, EngineRole.BOTH, EngineRole.DECODE)
-        left = [engine for engine in engines if all(engine is not error.engine for error in failed)]
-        if failed and left:
+        remaining = [engine for engine in engines if all(engine is not error.engine for error in failed)]
+        if failed and remaining:
             self._retries.add(1)
-        return left
+        return remaining
 
     async def _attempt(
         self, job: _Job, prompt: Prompt, engines: Sequence[RoutedEngine], *, may_hand_over: bool
@@ -199,7 +199,7 @@ class Forwarding:
                 except aiohttp.ServerDisconnectedError:
                     if relay.has_begun or time.perf_counter() - began_s > _IDLE_CLOSED_S:
                         raise
-                    # The engine may have closed an idle connection just as it was used.
+                    # The engine may have closed an idle connection while the request was on its way.
                     return await self._exchange(job, engine, body, relay)
         except AnswerRefused:
             raise

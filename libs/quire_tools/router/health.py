@@ -92,7 +92,7 @@ class Health:
             ) as answer:
                 answer.raise_for_status()
                 records = (await answer.json())["data"]
-            engine.models = {str(record["id"]): bool(record.get("parent")) for record in records}
+            engine.models = {str(record["id"]): dict(record) for record in records}
             engine.came_up()
             engine.naming = await self._naming(engine)
         except Exception as error:  # whatever the engine answers, it is probed again
@@ -102,7 +102,7 @@ class Health:
 
     async def _naming(self, engine: RoutedEngine) -> BlockNaming | None:
         """Ask for one token of a prompt of one token, with the hint that has QuireConnector describe its blocks."""
-        model = next((name for name, is_adapter in engine.models.items() if not is_adapter), "")
+        model = next((name for name in engine.models if not engine.has_adapter(name)), "")
         question: dict[str, Any] = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}
         question["kv_transfer_params"] = {HINTS: {"describe": True}}
         async with self._session.post(

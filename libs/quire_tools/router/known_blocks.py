@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -71,18 +72,16 @@ class KnownBlocks:
         elif kind == "BlockStored" and event.get("kv_cache_spec_kind") in _WHOLE_PREFIX:
             self._store(event)
 
-    def cached_tokens(self, tokens: Sequence[int], adapter: str = "", cache_salt: str = "") -> int:
-        """Return how many tokens from the start of a prompt the engine has in whole blocks."""
-        size, parent = self.block_tokens, b""
+    def cached_tokens(self, digests: Callable[[int], Iterator[bytes]]) -> int:
+        """Return how many tokens from the start of a prompt the engine has in whole blocks.
+
+        Args:
+            digests: Returns the digests of the prompt's blocks for a number of tokens of a block.
+        """
+        size = self.block_tokens
         if not size or not self._copies:
             return 0
-        words = np.asarray(tokens[: len(tokens) // size * size], dtype="<u4").tobytes()
-        for number in range(len(tokens) // size):
-            extra = _extra_of(adapter, cache_salt if number == 0 else "")
-            parent = _digest(parent, words[number * size * 4 : (number + 1) * size * 4], extra)
-            if parent not in self._copies:
-                return number * size
-        return len(tokens) // size * size
+        return size * sum(1 for _ in takewhile(self._copies.__contains__, digests(size)))
 
     def _store(self, event: Mapping[str, Any]) -> None:
         """Add the blocks of a prompt's beginning, and those behind a known block."""
@@ -109,6 +108,15 @@ class KnownBlocks:
         self._copies[digest] -= 1
         if not self._copies[digest]:
             del self._copies[digest]
+
+
+def digests_of(tokens: Sequence[int], size: int, adapter: str = "", cache_salt: str = "") -> Iterator[bytes]:
+    """Return the digests of a prompt's whole blocks of `size` tokens, as they are asked for."""
+    words, parent = np.asarray(tokens[: len(tokens) // size * size], dtype="<u4").tobytes(), b""
+    for number in range(len(tokens) // size):
+        extra = _extra_of(adapter, cache_salt if number == 0 else "")
+        parent = _digest(parent, words[number * size * 4 : (number + 1) * size * 4], extra)
+        yield parent
 
 
 class EventSource:

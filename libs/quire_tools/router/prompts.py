@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import tee
 from typing import Any, Final
 
 import aiohttp
@@ -13,6 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
 from quire_tools.router.block_names import BlockNaming
 from quire_tools.router.engine import RoutedEngine
+from quire_tools.router.known_blocks import digests_of
 from quire_tools.router.requests import CHAT, COMPLETIONS, GenerationRequest, token_prompt, tokens_of
 
 _COPIED: Final[Mapping[str, Sequence[str]]] = {
@@ -51,15 +53,23 @@ class Prompt:
     adapter: str = ""
     cache_salt: str = ""
     _keys: dict[BlockNaming, ChunkKeys] = field(default_factory=dict, repr=False, compare=False)
+    _digests: dict[int, Iterator[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     async def keys(self, naming: BlockNaming) -> ChunkKeys:
-        """Return the keys of its whole blocks; those of long prompts are computed beside other requests."""
+        """Return the keys of its whole blocks. Those of long prompts are computed in a thread."""
         if naming not in self._keys:
             if len(self.tokens) > _TOKENS_AT_ONCE:
                 self._keys[naming] = await asyncio.to_thread(naming.keys, self.tokens, self.cache_salt)
             else:
                 self._keys[naming] = naming.keys(self.tokens, self.cache_salt)
         return self._keys[naming]
+
+    def digests(self, block_tokens: int) -> Iterator[bytes]:
+        """Return the digests of its whole blocks, which name them in engines' KV events; each is computed once."""
+        if block_tokens not in self._digests:
+            self._digests[block_tokens] = digests_of(self.tokens, block_tokens, self.adapter, self.cache_salt)
+        self._digests[block_tokens], digests = tee(self._digests[block_tokens])
+        return digests
 
 
 class Tokenizer:
@@ -75,7 +85,7 @@ class Tokenizer:
         self._headers = headers
 
     async def prompt_of(self, request: GenerationRequest, engines: Sequence[RoutedEngine]) -> Prompt:
-        """Return a request's prompt; its tokens are unknown if it is a batch, has images, or no engine says.
+        """Return a request's prompt; its tokens are unknown if it is a batch, has images, or no engine tokenizes it.
 
         Args:
             request: The request.
@@ -87,7 +97,7 @@ class Tokenizer:
                 tokens = await self._ask(request, engine)
                 if tokens is not None:
                     break
-        adapter = request.model if any(engine.models.get(request.model) for engine in engines) else ""
+        adapter = request.model if any(engine.has_adapter(request.model) for engine in engines) else ""
         length = len(tokens) if tokens is not None else max(1, len(request.raw) // _CHARACTERS_PER_TOKEN)
         return Prompt(tokens=tokens or (), length=length, adapter=adapter, cache_salt=request.cache_salt)
 

@@ -57,7 +57,7 @@ class GenerationRequest:
         path: Of the engine's server.
         body: Its JSON.
         raw: The same as bytes.
-        headers: For the engine.
+        headers: Of the client.
         hints: For Quire.
     """
 
@@ -76,11 +76,6 @@ class GenerationRequest:
     def cache_salt(self) -> str:
         """Salt of the names of its blocks; empty for none."""
         return str(self.body.get("cache_salt") or "")
-
-    @property
-    def is_streamed(self) -> bool:
-        """Whether the answer comes token by token."""
-        return self.body.get("stream") is True
 
     @property
     def can_be_handed_over(self) -> bool:

@@ -19,8 +19,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from quire.client import QuireClient
 from quire.telemetry import background, logger, meter, names
-from quire_gateway.http.requests import IDLE_S, HttpRequests, traced
 from quire_server.grpc_server import until_signalled
+from quire_server.http_requests import IDLE_S, HttpRequests, traced
 from quire_server.limits.connections import KEEPALIVE_S, listen
 from quire_server.service import raise_descriptors
 from quire_server.tasks import end
@@ -97,7 +97,7 @@ class Router:
 
     async def start(self) -> None:
         """Probe engines, and listen. Raises `ConfigInvalid` for an address that is taken."""
-        app = web.Application(client_max_size=_BODY_MAX, middlewares=[self._measured])
+        app = web.Application(middlewares=[self._measured])
         app.router.add_post(COMPLETIONS, self._complete)
         app.router.add_post(CHAT, self._complete)
         app.router.add_get("/v1/models", self._models)
@@ -158,8 +158,8 @@ class Router:
             response = RequestError(400, f"the body cannot be read: {error}").response()
             response.force_close()  # the rest of the body cannot be read either
             return response
-        except (ConnectionError, asyncio.CancelledError):
-            raise
+        except ConnectionError:
+            raise  # the client has closed its connection
         except Exception as error:
             logger().error("a request failed unexpectedly", path=request.path, exc_info=error)
             return RequestError(500, "the router's log has the details").response()
@@ -176,9 +176,8 @@ class Router:
         return await self._forwarding.pass_on(request, _model_of(body), body)
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = sorted({name for engine in self.engines if engine.is_up for name in engine.models})
-        records = [{"id": name, "object": "model", "created": 0, "owned_by": "quire"} for name in models]
-        return web.json_response({"object": "list", "data": records})
+        records = {name: record for engine in self.engines if engine.is_up for name, record in engine.models.items()}
+        return web.json_response({"object": "list", "data": [records[name] for name in sorted(records)]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -67,7 +67,7 @@ class RouterSettings:
         engine_key: API key for the router's own requests to engines; empty for none.
         retries: How many further engines are tried before the first token.
         health_s: Seconds between two looks at an engine.
-        down_after_s: Seconds without a sign of life after which an engine gets no requests.
+        down_after_s: Seconds without a sign of life after which an engine loses its requests, and receives no others.
         prefill_tokens_min: Tokens left to compute below which a decode engine computes a prompt itself.
         tokens_per_s: Prefill rate of an engine that has not been measured.
         assign_s: How long a decision of Quire is waited for.

@@ -1,4 +1,4 @@
-"""On PYTHONPATH of engines: the first whose load has half of its layers is killed, with all of its processes."""
+"""Kills the first engine that has half of the layers of a load, with all of its processes; on PYTHONPATH of engines."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ from quire_gateway.http.latent_puts import (
 from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
-from quire_gateway.http.requests import HttpRequests, send, traced
 from quire_gateway.images.pictures import Encoded, PictureUploads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
+from quire_server.http_requests import HttpRequests, send, traced
 from quire_server.limits.connections import KEEPALIVE_S, listen
 from quire_server.limits.turns import FairTurns
 

@@ -21,6 +21,7 @@ from quire.model.index import Match, Pin
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
 from quire_server.clock import Clock, end_ms
+from quire_server.redis.retained import RetainedPrefix
 
 HOLDER_BYTES_MAX: Final = 256
 _NAME_BYTES: Final = 16
@@ -38,16 +39,7 @@ class RetentionIndex(Protocol):
 class Retained(Protocol):
     """The retentions of tenants with limits; see `quire_server.redis.RetainedBytes`."""
 
-    async def reserve(
-        self,
-        tenant: str,
-        keys: Sequence[bytes],
-        retained_bytes: int,
-        until_ms: int,
-        now_ms: int,
-        limit: int,
-        holder: bytes = b"",
-    ) -> tuple[int, dict[bytes, bytes]]: ...
+    async def reserve(self, prefix: RetainedPrefix, now_ms: int, limit: int) -> tuple[int, dict[bytes, bytes]]: ...
     async def known(self, tenant: str, keys: Sequence[bytes], holder: bytes = b"") -> dict[bytes, bytes]: ...
     async def forget(self, tenant: str, retentions: Mapping[bytes, bytes], holder: bytes = b"") -> None: ...
 
@@ -106,7 +98,16 @@ class Retention:
             if not chunks:
                 return 0, until_ms
             keys = keys.run(0, chunks)  # what is stored from now on is not counted, and so not pinned
-        inner = await self._reserve(namespace, keys, until_ms, now_ms, limit, name.counted) if limit else {}
+        inner = dict[bytes, bytes]()
+        if limit:
+            prefix = RetainedPrefix(
+                tenant=namespace.tenant,
+                holder=name.counted,
+                keys=list(keys),
+                size=len(keys) * namespace.layout.chunk_bytes,
+                until_ms=until_ms,
+            )
+            inner = await self._reserve(prefix, now_ms, limit)
         pin = Pin(lease_id=name.pin, expires_ms=until_ms, ttl_ms=ttl_ms, now_ms=now_ms)
         match = await self._index.match(keys, pin)
         shorter = set(keys.run(0, max(0, match.count - 1)))  # the last one may be pinned by this very call
@@ -133,15 +134,10 @@ class Retention:
         limit = self._policy(namespace.tenant).stored_bytes_max if namespace.tenant else 0
         return limit or (_UNLIMITED if holder.counted else 0)
 
-    async def _reserve(
-        self, namespace: Namespace, keys: ChunkKeys, until_ms: int, now_ms: int, limit: int, holder: bytes
-    ) -> dict[bytes, bytes]:
+    async def _reserve(self, prefix: RetainedPrefix, now_ms: int, limit: int) -> dict[bytes, bytes]:
         """Count a prefix against the limit; the retentions that it replaces. Raises `QuotaExceeded`."""
         assert self._retained is not None, "the tenant has a limit"
-        size = len(keys) * namespace.layout.chunk_bytes
-        retained, inner = await self._retained.reserve(
-            namespace.tenant, list(keys), size, until_ms, now_ms, limit, holder
-        )
+        retained, inner = await self._retained.reserve(prefix, now_ms, limit)
         if retained < 0:
             raise QuotaExceeded("too many retentions, or holders of this prefix", field="holder")
         if retained > limit:

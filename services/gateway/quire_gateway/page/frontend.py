@@ -15,8 +15,8 @@ from quire.model.nodes import Node, StorageInfo
 from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
-from quire_gateway.http.requests import HttpRequests
 from quire_gateway.images.service import ImageService
+from quire_server.http_requests import HttpRequests
 from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, listen
 
 _FOLDER: Final = Path(__file__).parent

@@ -10,8 +10,8 @@ from typing import IO, Final, Protocol
 
 from quire_gateway.core.aws_chunked import AwsChunked
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.http.requests import IDLE_S
 from quire_gateway.s3.checksums import BodyChecks
+from quire_server.http_requests import IDLE_S
 
 LONGEST_S = 12 * 3600.0
 """Shorter than blobs which nothing refers to are kept: none is swept while the rest of its body still comes."""

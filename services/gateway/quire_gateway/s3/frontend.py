@@ -17,7 +17,6 @@ from quire_gateway.access.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.http.certificate import PublicCertificate
-from quire_gateway.http.requests import HttpRequests, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.backends import Backends
@@ -27,6 +26,7 @@ from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 from quire_server import tasks
 from quire_server.core.shares import SharedBound
+from quire_server.http_requests import HttpRequests, traced
 from quire_server.limits.connections import KEEPALIVE_S, listen
 from quire_server.limits.shared_room import SharedRoom
 

@@ -14,12 +14,12 @@ from quire.model.buckets import StoredObject
 from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.http.requests import send
 from quire_gateway.s3 import xml
 from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
+from quire_server.http_requests import send
 from quire_server.limits.shared_room import SharedRoom
 from quire_server.redis.keys.access import AccessLevel
 

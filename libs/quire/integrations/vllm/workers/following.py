@@ -7,7 +7,6 @@ layer by layer behind the engine that computes it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _PART_S: Final = 0.1
-"""For which the rest of a prompt is waited for before a part of it is received."""
+"""Wait for the rest of a prompt before a part of it is received."""
 _QUIET_S: Final = 5.0
 
 
@@ -71,7 +70,7 @@ async def follow(
     first: int,
     target: Target,
     urgency: Urgency,
-    begun: Callable[[Delivery], bool],
+    on_begin: Callable[[Delivery], bool],
 ) -> Followed:
     """Receive a prefix while it is stored, and return when its last part is on the way.
 
@@ -82,17 +81,17 @@ async def follow(
         first: First chunk to receive.
         target: Memory for the chunks from there on.
         urgency: When they are needed.
-        begun: Called with each delivery; whether the load is still wanted.
+        on_begin: Called with each delivery; returns False for a load that was given up.
 
     Raises:
         QuireError: A look-up failed, or a delivery was refused.
     """
     namespace, keys, at = plan.namespaces[shard], plan.keys[shard], first
-    until_s, wanted = time.monotonic() + plan.wait_s, True
+    until_s, is_active = time.monotonic() + plan.wait_s, True
 
     def note(delivery: Delivery) -> None:
-        nonlocal wanted
-        wanted = begun(delivery)
+        nonlocal is_active
+        is_active = on_begin(delivery)
 
     while True:
         left_s = max(0.0, until_s - time.monotonic())
@@ -109,7 +108,7 @@ async def follow(
             on_begin=note,
         )
         reached, delivery = max(at, retrieval.found.matched_chunks), retrieval.delivery
-        if reached == len(keys) or left_s <= _PART_S or not wanted:
+        if reached == len(keys) or left_s <= _PART_S or not is_active:
             return Followed(chunks=reached, last=delivery)
         if delivery is not None:
             if not await _has_come(delivery):
@@ -137,5 +136,3 @@ async def quiet(delivery: Delivery) -> None:
             return
         except DeadlineExceeded:
             continue
-        except asyncio.CancelledError:
-            return

@@ -423,7 +423,13 @@ class Loads:
 
         plan, client = load.plan, self._client.asynchronous
         followed = await follow(
-            client, follow_plan, self._shard, first=plan.first, target=target, urgency=self._urgency(plan), begun=begun
+            client,
+            follow_plan,
+            self._shard,
+            first=plan.first,
+            target=target,
+            urgency=self._urgency(plan),
+            on_begin=begun,
         )
         load.delivery = followed.last
         return set(plan.blocks[max(0, followed.chunks - plan.first) :])
