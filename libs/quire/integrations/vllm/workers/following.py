@@ -22,7 +22,8 @@ from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _PART_S: Final = 0.1
-"""Wait for the rest of a prompt before a part of it is received."""
+"""Wait for the rest of a prompt before a part of it is received; doubled while nothing arrives."""
+_PART_S_MAX: Final = 1.0
 _QUIET_S: Final = 5.0
 
 
@@ -87,7 +88,7 @@ async def follow(
         QuireError: A look-up failed, or a delivery was refused.
     """
     namespace, keys, at = plan.namespaces[shard], plan.keys[shard], first
-    until_s, is_active = time.monotonic() + plan.wait_s, True
+    until_s, part_s, is_active = time.monotonic() + plan.wait_s, _PART_S, True
 
     def note(delivery: Delivery) -> None:
         nonlocal is_active
@@ -104,16 +105,18 @@ async def follow(
             order=DeliveryOrder.LAYERWISE,
             urgency=urgency,
             lease_ttl_ms=0,
-            follow_s=min(_PART_S, left_s),
+            follow_s=min(part_s, left_s),
             on_begin=note,
         )
         reached, delivery = max(at, retrieval.found.matched_chunks), retrieval.delivery
-        if reached == len(keys) or left_s <= _PART_S or not is_active:
+        if reached == len(keys) or left_s <= part_s or not is_active:
             return Followed(chunks=reached, last=delivery)
-        if delivery is not None:
-            if not await _has_come(delivery):
-                return Followed(chunks=at, last=None)
-            at = reached
+        if delivery is None:
+            part_s = min(_PART_S_MAX, 2 * part_s)
+        elif await _has_come(delivery):
+            at, part_s = reached, _PART_S
+        else:
+            return Followed(chunks=at, last=None)
 
 
 async def _has_come(delivery: Delivery) -> bool:
