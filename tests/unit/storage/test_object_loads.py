@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from quire.model.chunk_object import ObjectRange
-from quire.model.errors import ChunkMissing, CorruptData
+from quire.model.errors import ChunkMissing, CorruptData, MetadataUnavailable, QuireError
 from quire.model.index import ChunkRecord
 from quire.testing.objects import MemoryObjects
 from quire.transport.fair_threads import FairThreads
@@ -79,7 +79,11 @@ class World:
             staging_bytes=64 * SHAPE.slice_room,
         )
         self.arena = arena
-        tiers: Any = SimpleNamespace(arena=arena, reserve_now=self._reserve, end_load=self._end)
+        self.listed: dict[bytes, int] = {}
+        self.index_error: QuireError | None = None
+        tiers: Any = SimpleNamespace(
+            arena=arena, reserve_now=self._reserve, end_load=self._end, list_brought=self._list_brought
+        )
         self.chunk_objects = ChunkObjects(self.objects, SystemClock(), 5.0)
         self.loads = ObjectLoads(
             LoadParts(
@@ -115,6 +119,12 @@ class World:
 
     def _end(self, slots: Slots, read: list[tuple[int, Chunk]]) -> None:
         self.kept.append([chunk.key for _, chunk in read])
+
+    async def _list_brought(self, generations: dict[bytes, int]) -> None:
+        assert set(generations) <= {key for keys in self.kept for key in keys}, "only what is there is listed"
+        if self.index_error is not None:
+            raise self.index_error
+        self.listed |= generations
 
     async def _heal(self, chunk: Chunk) -> Bytes | None:
         return self.others.get(chunk.key)
@@ -313,3 +323,46 @@ async def test_a_prefetch_that_is_late_brings_chunks_all_the_same(late_s: float)
         until_s = SystemClock().monotonic_s() + late_s
         assert len(await world.loads.bring(_wanted(*range(20)), until_s)) == 20
         assert len(world.kept) == 2 and sum(map(len, world.kept)) == 20 and not world.loads._running
+
+
+async def test_what_a_prefetch_brings_is_listed_also_if_a_delivery_reads_it(world: World) -> None:
+    """When its load ends; not what failed, nor what no entry is known of, nor what deliveries alone have brought."""
+    for number in range(6):
+        await world.put(number)
+    await world.damage(2, 0)
+    ((delivered, _),) = world.loads.join(_wanted(0), "", None)
+    ((shared, _),) = world.loads.join(_wanted(1), "", None)
+    wanted = [*_wanted(1, 2, 3), *_wanted(4, generation=0)]
+    assert await world.loads.bring(wanted, 0.0) == {_key(1), _key(3), _key(4)}
+    assert world.listed == {_key(3): 7}, "the delivery still uses the load of the first one"
+    await _read(delivered)
+    for load in (delivered, shared):
+        await world.loads.leave(load)
+    assert world.listed == {_key(1): 7, _key(3): 7}
+    world.index_error = MetadataUnavailable("no index")
+    assert await world.loads.bring(_wanted(5), 0.0) == {_key(5)}, "it is in memory all the same"
+
+
+async def test_staged_loads_of_a_node_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load takes half of what the others leave, and one layer at least; loads that end give their part back."""
+    runs = list[int]()
+
+    def planned(layers: int, *_: Any, layers_max: int = 1 << 30, **__: Any) -> list[range]:
+        runs.append(layers_max)
+        return [range(at, min(layers, at + layers_max)) for at in range(0, layers, layers_max)]
+
+    monkeypatch.setattr(object_loads, "layer_ranges", planned)
+    with ThreadPoolExecutor(2) as pool:
+        world = World(pool)
+        world.slots_free = 0
+        for number in range(40):
+            await world.put(number)
+        room = world.arena.staging_bytes // SHAPE.slice_room
+        deliveries = [world.loads.join(_wanted(*range(8 * at, 8 * at + 8)), "", None) for at in range(5)]
+        bounds = [at for at in runs if at < 1 << 30]
+        assert bounds == [8, 4, 2, 1, 1] and 8 * sum(bounds) <= 2 * room
+        for places in deliveries:
+            for load in {load for load, _ in places}:
+                await world.loads.leave(load)
+        world.loads.join(_wanted(0), "", None)
+        assert runs[-1] == room, "all of it again"

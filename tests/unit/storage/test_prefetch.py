@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.model.errors import MetadataUnavailable, QuireError, TooManyRequests
+from quire.model.errors import TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
@@ -32,7 +32,6 @@ class _Node:
         self.pins = 0
         self.listed: list[dict[bytes, int]] = []
         self.indexed: dict[bytes, int] = {}
-        self.away: QuireError | None = None
         self.residency = SimpleNamespace(generation=lambda key: self.indexed.get(key, 0))
 
     def pin(self, keys: Any) -> Any:
@@ -48,9 +47,7 @@ class _Node:
     async def object_generations(self, records: Any) -> dict[bytes, int]:
         return {record.key: 7 if record.key[1] % 2 else 0 for record in records}
 
-    async def list_brought(self, generations: dict[bytes, int]) -> None:
-        if self.away is not None:
-            raise self.away
+    async def list_copies(self, generations: dict[bytes, int]) -> None:
         self.listed.append(generations)
 
     async def bring(self, chunks: Any, until_s: float) -> set[bytes]:
@@ -128,5 +125,3 @@ async def test_chunks_in_memory_that_the_object_tier_has_are_listed() -> None:
     node.indexed[keys[3]] = 7
     assert await prefetches.prefetch(order) == [True] * 4
     assert node.listed == [{keys[1]: 7}]
-    node.away = MetadataUnavailable("no index")
-    assert await prefetches.prefetch(order) == [True] * 4, "they are in memory all the same"

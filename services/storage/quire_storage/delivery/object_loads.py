@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +67,7 @@ class ObjectLoad:
     """Reads a group of chunks of one shape. `layer` waits for a layer; `failed` has the chunks without sound bytes.
 
     `slots`: where the chunks go; None for a load whose layers are taken by `take`. `runs`: of layers, as they are read.
+    `is_prefetched`: a client wants the chunks in memory, and look-ups are to find them there.
     """
 
     def __init__(
@@ -95,8 +96,14 @@ class ObjectLoad:
         self._jobs: set[Future[Any]] = set()
         self.failed: dict[int, QuireError] = {}
         self.users = 0
+        self.is_prefetched = False
         if slots is not None:
             self._extend(1)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The most bytes that wait to be taken, of a load without slots."""
+        return len(self._chunks) * self.shape.slice_room * max(map(len, self._runs)) if self.slots is None else 0
 
     @property
     def complete(self) -> bool:
@@ -109,6 +116,10 @@ class ObjectLoad:
         """Return the chunks that were read whole, with their positions, once it is complete."""
         starts = enumerate(opened.result() for opened in self._opened)
         return [(at, start.chunk) for at, start in starts if start is not None and at not in self.failed]
+
+    def generations(self) -> dict[bytes, int]:
+        """Return the generations of the index entries that list its chunks, by key, where the look-up named them."""
+        return {chunk.key: chunk.generation for chunk in self._chunks if chunk.generation}
 
     def is_sound(self, at: int) -> bool:
         """Whether nothing has failed so far that a chunk depends on."""
@@ -303,6 +314,7 @@ class ObjectLoads:
         self._parts = parts
         self._running: dict[bytes, tuple[ObjectLoad, int]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._staged_bytes = 0
 
     async def find(self, records: Sequence[ChunkRecord], shape: Shape) -> dict[bytes, ObjectChunk]:
         """Return the chunks that the object tier has, as far as is known, by key. Raises `LayoutInvalid`."""
@@ -317,12 +329,14 @@ class ObjectLoads:
     async def bring(self, chunks: Sequence[ObjectChunk], until_s: float) -> set[bytes]:
         """Read chunks of one shape into memory; the keys of those that are there now.
 
-        Chunks for which there is no memory are left out. `until_s`: when they are wanted, on the node's monotonic
-        clock.
+        The index lists them for this node when their loads have ended. Chunks for which there is no memory are left
+        out. `until_s`: when they are wanted, on the node's monotonic clock.
         """
         left_s = max(0.0, until_s - self._parts.clock.monotonic_s())
         places = self._places(chunks, "", lambda _: left_s, staged=False)
         loads = joined(places.values())
+        for load in loads:
+            load.is_prefetched = True
         try:
             await asyncio.gather(*(load.whole() for load in loads))
         finally:
@@ -369,9 +383,10 @@ class ObjectLoads:
                 break
             room = room - size if slots is not None else 0  # what is evicted in vain is not evicted again
             if slots is None and not staged_runs:
-                layer_room = len(unread) * shape.slice_room
-                staged_runs = plan(layers_max=max(1, arena.staging_bytes // layer_room))
+                layers_max = self._room_to_stage() // (len(unread) * shape.slice_room)
+                staged_runs = plan(layers_max=max(1, layers_max))
             load = ObjectLoad(self._parts, group, slots, tenant, needed_s, runs if slots is not None else staged_runs)
+            self._staged_bytes += load.staged_bytes
             for at, chunk in enumerate(group):
                 places[chunk.key] = (load, at)
                 if slots is not None:
@@ -379,6 +394,10 @@ class ObjectLoads:
         for load in joined(places.values()):
             load.users += 1
         return places
+
+    def _room_to_stage(self) -> int:
+        """Return how many bytes another delivery may have waiting at a time: half of what the others leave."""
+        return max(0, 2 * self._parts.tiers.arena.staging_bytes - self._staged_bytes) // 2
 
     async def leave(self, load: ObjectLoad) -> None:
         """A delivery needs a load no more. Goes on to its end when its caller is cancelled."""
@@ -400,8 +419,21 @@ class ObjectLoads:
             read = load.complete_chunks() if load.complete else []
         finally:
             await load.settle()
+            self._staged_bytes -= load.staged_bytes
             if load.slots is not None:
                 self._parts.tiers.end_load(load.slots, read)
+        if load.is_prefetched:
+            listed = load.generations()
+            await self.list_copies({chunk.key: listed[chunk.key] for _, chunk in read if chunk.key in listed})
+
+    async def list_copies(self, generations: Mapping[bytes, int]) -> None:
+        """Have the index list this node for copies that came from the object tier: look-ups find them here then."""
+        if not generations:
+            return
+        try:
+            await self._parts.tiers.list_brought(generations)
+        except QuireError as error:
+            logger().warning("prefetched chunks are not listed", chunks=len(generations), error=str(error))
 
 
 def joined(places: Iterable[tuple[ObjectLoad, int]]) -> list[ObjectLoad]:

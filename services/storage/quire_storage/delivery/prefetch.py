@@ -8,7 +8,7 @@ import heapq
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from quire.model.errors import CorruptData, QuireError, TooManyRequests
+from quire.model.errors import CorruptData, TooManyRequests
 from quire.model.index import ChunkRecord
 from quire.model.transfers import PrefetchOrder
 from quire.telemetry import logger
@@ -116,18 +116,12 @@ class Prefetches:
         return await loads.bring(list(chunks.values()), due_s)
 
     async def _list(self, records: Sequence[ChunkRecord]) -> None:
-        """Have the index list this node for copies that came from the object tier: look-ups find them here then."""
-        tiers = self._reading.tiers
+        """Have the index list copies that a delivery has brought from the object tier."""
+        tiers, loads = self._reading.tiers, self._reading.loads
         unlisted = [record for record in records if tiers.residency.generation(record.key) == 0]
-        if self._reading.loads is None or not unlisted:
-            return
-        listed = await tiers.object_generations(unlisted)
-        generations = {key: generation for key, generation in listed.items() if generation}
-        if generations:
-            try:
-                await tiers.list_brought(generations)
-            except QuireError as error:
-                logger().warning("prefetched chunks are not listed", chunks=len(generations), error=str(error))
+        if loads is not None and unlisted:
+            listed = await tiers.object_generations(unlisted)
+            await loads.list_copies({key: generation for key, generation in listed.items() if generation})
 
     async def _promote(self, copies: Sequence[Copy], due_s: float) -> set[bytes]:
         """Keys of those that there was room for, once they have been read and verified."""
