@@ -1,7 +1,8 @@
 """A prompt that a prefill engine computes while a decode engine already receives its blocks through Quire.
 
 Both engines are asked at once. The decode engine finds the blocks by their names, whichever engine stores them: when a
-prefill engine fails, the next one takes its place, and the decode engine notices nothing.
+prefill engine fails, the next one takes its place, and the decode engine goes on waiting. When a decode engine fails,
+the prompt is computed on: another one finds the same blocks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from quire.telemetry import counter, headers, logger, meter, names
 from quire_tools.router.answers import AnswerRefused, Relay
 from quire_tools.router.choice import Candidate, Choice
 from quire_tools.router.disaggregation import PrefillLost, decode_body, prefilling
-from quire_tools.router.engine import EngineLost, RoutedEngine
+from quire_tools.router.engine import EngineLost, QueuedPrompt, RoutedEngine
 from quire_tools.router.prompts import Prompt, Tokenizer
 from quire_tools.router.requests import REQUEST_ID, REQUEST_ID_HEADER, GenerationRequest, RequestError
 from quire_tools.router.settings import EngineRole, RouterSettings
@@ -83,17 +83,18 @@ class Forwarding:
         if not engines:
             raise self._nobody(request.model)
         prompt = await self._tokenizer.prompt_of(request, engines)
-        may_hand_over = request.can_be_handed_over
         failed: list[EngineLost] = []
-        while remaining := self._remaining(request.model, failed):
+        best = await self._best(job, prompt, failed)
+        prefill = await self._prefill_candidates(job, prompt, best) if best is not None else []
+        if prefill:
             try:
-                return await self._attempt(job, prompt, remaining, may_hand_over=may_hand_over)
-            except PrefillLost:  # once: the next attempt is made without
-                may_hand_over = False
+                # The prompt is computed once: a decode engine that takes another one's place finds its blocks.
+                async with prefilling(request, prompt, prefill, self._ask_prefill(job)) as has_answered:
+                    return await self._answer(job, prompt, best, failed, has_answered)
+            except PrefillLost:
                 self._handovers.add(1, {"quire.outcome": "lost"})
-            except EngineLost as error:
-                failed.append(error)
-        return _last_answer(failed)
+                best = await self._best(job, prompt, failed)
+        return await self._answer(job, prompt, best, failed, None)
 
     async def pass_on(self, downstream: web.Request, model: str, body: bytes) -> web.StreamResponse:
         """Answer a request of another path by the engine with the fewest requests.
@@ -133,36 +134,55 @@ class Forwarding:
             self._retries.add(1)
         return remaining
 
-    async def _attempt(
-        self, job: _Job, prompt: Prompt, engines: Sequence[RoutedEngine], *, may_hand_over: bool
-    ) -> web.StreamResponse:
-        """Send a request to the best engine, and its prompt to the best prefill engine where there are such."""
-        best = (await self._choice.order(prompt, engines))[0]
-        prefill = await self._prefill_candidates(job, prompt, best) if may_hand_over else []
-        if not prefill:
-            with best.engine.request(best.to_compute(prompt)) as queued:
+    async def _best(self, job: _Job, prompt: Prompt, failed: Sequence[EngineLost]) -> Candidate | None:
+        """Return the engine to try next; None if there is none."""
+        remaining = self._remaining(job.request.model, failed)
+        return (await self._choice.order(prompt, remaining))[0] if remaining else None
 
-                def on_first(is_stream: bool) -> None:
+    async def _answer(
+        self,
+        job: _Job,
+        prompt: Prompt,
+        best: Candidate | None,
+        failed: list[EngineLost],
+        has_answered: Callable[[], None] | None,
+    ) -> web.StreamResponse:
+        """Send a request to the best engine, and to others until one answers.
+
+        Args:
+            job: The request.
+            prompt: Its prompt.
+            best: The engine to try first; None for none.
+            failed: Engines that have failed; others are added.
+            has_answered: Called with the first token, if a prefill engine computes the prompt; None if none does.
+        """
+        naming = best.engine.naming if best is not None else None
+        while best is not None:
+            is_handed_over = has_answered is not None and best.engine.naming == naming
+            tokens = 1 if is_handed_over else best.to_compute(prompt)
+            body = decode_body(job.request) if is_handed_over else job.request.raw
+            with best.engine.request(tokens) as queued:
+
+                def on_first(is_stream: bool, queued: QueuedPrompt = queued) -> None:
+                    if has_answered is not None:
+                        has_answered()
+                        self._handovers.add(1, {"quire.outcome": "answered"})
                     if is_stream:
                         queued.first_token()
                         self._first_token.record(job.seconds)
                     queued.end()
 
-                return await self._send(job, best.engine, job.request.raw, on_first)
-        with best.engine.request(1):
-            async with prefilling(job.request, prompt, prefill, self._ask_prefill(job)) as has_answered:
-
-                def on_answer(is_stream: bool) -> None:
-                    has_answered()
-                    self._handovers.add(1, {"quire.outcome": "answered"})
-                    if is_stream:
-                        self._first_token.record(job.seconds)
-
-                return await self._send(job, best.engine, decode_body(job.request), on_answer)
+                try:
+                    return await self._send(job, best.engine, body, on_first)
+                except EngineLost as error:
+                    failed.append(error)
+            best = await self._best(job, prompt, failed)
+        return _last_answer(failed)
 
     async def _prefill_candidates(self, job: _Job, prompt: Prompt, answering: Candidate) -> list[Candidate]:
         """Return the prefill engines to try in turn; none where the decode engine is to compute the prompt itself."""
-        if answering.to_compute(prompt) < self._settings.prefill_tokens_min:
+        small = answering.to_compute(prompt) < self._settings.prefill_tokens_min
+        if small or not job.request.can_be_handed_over:
             return []
         naming = answering.engine.naming
         engines = [

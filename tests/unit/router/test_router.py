@@ -195,6 +195,24 @@ async def test_another_prefill_engine_takes_over(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", BEFORE_FIRST_TOKEN)
+async def test_a_prompt_is_computed_once_whichever_decode_engine_answers(fault: Fault) -> None:
+    described = _description()
+    async with (
+        FakeEngine("prefill", description=described, answers_after=asyncio.Event()).run() as prefill,
+        FakeEngine("one", description=described).run() as one,
+        FakeEngine("two", description=described).run() as two,
+        routed(prefill=[prefill], decode=[one, two]) as (_, client),
+    ):
+        one.fault = fault
+        for number in range(6):
+            assert (await client.ask(f"{number}" * 300, stream=True))[:2] == (200, two.url)
+            assert len(prefill.asked) == number + 1
+        if fault is not Fault.HANGS:
+            assert one.asked, "it was tried"
+        assert all(body["kv_transfer_params"]["do_remote_prefill"] for body in two.asked)
+
+
+@pytest.mark.parametrize("fault", BEFORE_FIRST_TOKEN)
 async def test_without_a_prefill_engine_the_decode_engine_computes(fault: Fault) -> None:
     described, gate = _description(), asyncio.Event()
     async with (
