@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -30,6 +31,7 @@ _SATURATION_S = 3.0
 _IDLE_S = 0.05
 _IDLE_ROUNDS = 40
 _LEASE_MS = 10_000
+_RANKS = 8
 
 
 def run(context: int, chunk_tokens: int, rounds: int, clients: int) -> Report:
@@ -82,6 +84,7 @@ async def _measure(cluster: LocalCluster, auth: str, context: int, chunk_tokens:
         empty, _ = await _lookups(client, namespace, ChunkKeys(b""), rounds)
         found = await client.lookup(namespace, keys, lease_ttl_ms=0)
         assert found.matched_chunks == len(present), "the index lost chunks"
+        shards_s, single_s = await _ranks(client, keys, salt, chunk_tokens, rounds)
         processor.read()
         rate = await _saturate(client, namespace, keys, clients)
         busy = processor.read()
@@ -91,6 +94,8 @@ async def _measure(cluster: LocalCluster, auth: str, context: int, chunk_tokens:
         "spread": spread(seconds),
         "after 50 ms idle, median ms": median(idle) * 1e3,
         "index median ms": median(index_us) / 1e3,
+        f"{_RANKS} ranks, median ms": median(shards_s) * 1e3,
+        f"{_RANKS} ranks one by one, median ms": median(single_s) * 1e3,
         "lookups/s": rate,
         "CPU us, client": used["client"] / rounds * 1e6,
         "CPU us, gateway": used["gateway"] / rounds * 1e6,
@@ -114,6 +119,25 @@ async def _lookups(
         seconds.append(time.perf_counter() - started)
         index_us.append(float(found.index_us))
     return seconds, index_us
+
+
+async def _ranks(
+    client: QuireClient, keys: ChunkKeys, salt: bytes, chunk_tokens: int, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of a look-up for all ranks of an engine, of which one keeps its blocks: together, and concurrently."""
+    shards = [(_namespace(chunk_tokens, salt), keys)]
+    for rank in range(1, _RANKS):
+        namespace = replace(_namespace(chunk_tokens, salt), shard_index=rank, shard_count=_RANKS)
+        shards.append((namespace, block_keys(namespace, list(range(len(keys) * chunk_tokens)))))
+    together, apart = list[float](), list[float]()
+    for _ in range(max(1, rounds // _RANKS)):
+        started = time.perf_counter()
+        await client.lookup_shards(shards, lease_ttl_ms=_LEASE_MS)
+        middle = time.perf_counter()
+        await asyncio.gather(*(client.lookup(*shard, lease_ttl_ms=_LEASE_MS) for shard in shards))
+        together.append(middle - started)
+        apart.append(time.perf_counter() - middle)
+    return together, apart
 
 
 async def _saturate(client: QuireClient, namespace: Namespace, keys: ChunkKeys, clients: int) -> float:

@@ -6,6 +6,7 @@ images with it. It needs Redis, and a view of the cluster.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import os
 import time
@@ -184,6 +185,15 @@ class Lookups:
             return await (self._lookup_each(question) if question.unchained else self._lookup_longest(question))
         finally:
             self._seconds.record(self._clock.monotonic_s() - began_s)
+
+    async def lookup_all(self, questions: Sequence[Question]) -> list[LookupAnswer]:
+        """Look up several prefixes concurrently. If one of them fails, no lease is left of the others."""
+        ends = await asyncio.gather(*map(self.lookup, questions), return_exceptions=True)
+        answers = [end for end in ends if not isinstance(end, BaseException)]
+        if len(answers) == len(questions):
+            return answers
+        await asyncio.gather(*(self.release(answer.token) for answer in answers if answer.token))
+        raise next(end for end in ends if isinstance(end, BaseException))
 
     async def peek(self, question: Question) -> LookupAnswer:
         """The longest prefix that can be read, and where; neither counted nor leased."""

@@ -12,8 +12,9 @@ import pytest
 
 from quire.client import Delivery, QuireClient
 from quire.integrations.vllm.plan import FollowPlan
-from quire.integrations.vllm.workers.following import Followed, Target, follow, quiet
+from quire.integrations.vllm.workers.following import Target, follow, quiet
 from quire.model.durability import Durability
+from quire.model.errors import PeerLost
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.urgency import Urgency
@@ -31,29 +32,25 @@ class _Load:
         self._layers, self._slab_bytes = layout.num_layers, layout.slice_bytes
         count = len(keys) - FIRST
         self.buffer = client.allocate(count * layout.num_layers * layout.slice_bytes)
-        self.begun: list[Delivery] = []
-        self.is_wanted = True
+        self.delivery: Delivery | None = None
+        self.abandoned = False
+        self.arrived = 0
         plan = FollowPlan(namespaces=(namespace,), keys=(keys,), wait_s=wait_s)
         target = Target.staged(self.buffer, count, layout.slice_bytes)
-        following = follow(client, plan, 0, first=FIRST, target=target, urgency=Urgency(), on_begin=self._note)
-        self.task = asyncio.create_task(following)
+        self.task = asyncio.create_task(follow(client, plan, 0, FIRST, target, Urgency(), self))
 
-    def _note(self, delivery: Delivery) -> bool:
-        self.begun.append(delivery)
-        return self.is_wanted
+    def note(self, *, arrived: int) -> None:
+        self.arrived = arrived
 
     def chunks(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
         """(layers, chunks, slab bytes) of chunks of the prompt."""
         rows = self.buffer.layers(self._layers, CHUNKS - FIRST, self._slab_bytes)
         return rows[:, first - FIRST : stop - FIRST]
 
-    async def end(self) -> Followed:
+    async def end(self) -> int:
+        """How many chunks came."""
         async with asyncio.timeout(LIMIT_S):
-            followed = await self.task
-            if followed.last is not None:
-                await followed.last.arrival(self._layers - 1)
-                await quiet(followed.last)
-        return followed
+            return await self.task
 
 
 @contextlib.asynccontextmanager
@@ -67,8 +64,9 @@ async def _loading(
         yield client, load, namespace, keys
         load.task.cancel()
         await asyncio.gather(load.task, return_exceptions=True)
-        for delivery in load.begun:
-            await quiet(delivery)
+        if load.delivery is not None:
+            load.delivery.abandon()
+            await quiet(load.delivery)
         load.buffer.close()
 
 
@@ -89,8 +87,7 @@ async def test_each_part_is_there_before_the_next_one_is_stored(cluster: LocalCl
                 lambda first=first, stop=stop: np.array_equal(load.chunks(first, stop), payload[:, first:stop])
             )
             assert stop == CHUNKS or not load.task.done()
-        followed = await load.end()
-        assert followed.chunks == CHUNKS
+        assert await load.end() == CHUNKS
         assert np.array_equal(load.chunks(FIRST, CHUNKS), payload[:, FIRST:])
 
 
@@ -98,8 +95,7 @@ async def test_what_is_stored_when_the_wait_is_over_has_come(cluster: LocalClust
     async with _loading(cluster, 1.0) as (client, load, namespace, keys):
         payload = random_payload(namespace, CHUNKS)
         await store(client, namespace, keys.run(0, 20), payload[:, :20], durability=Durability.MEMORY)
-        followed = await load.end()
-        assert followed.chunks == 20 and not load.task.cancelled()
+        assert await load.end() == 20
         assert np.array_equal(load.chunks(FIRST, 20), payload[:, FIRST:20])
 
 
@@ -109,13 +105,31 @@ async def test_nothing_comes(cluster: LocalCluster, stored: int) -> None:
         if stored:
             payload = random_payload(namespace, stored)
             await store(client, namespace, keys.run(0, stored), payload, durability=Durability.MEMORY)
-        followed = await load.end()
-        assert (followed.chunks, followed.last) == (FIRST, None)
+        assert (await load.end(), load.arrived) == (FIRST, 0)
 
 
-async def test_a_load_that_is_given_up_asks_no_more(cluster: LocalCluster) -> None:
+async def test_another_engine_may_store_what_one_has_not(cluster: LocalCluster) -> None:
+    """A store is cancelled after its first layer; another one of the same chunks begins then."""
+    async with _loading(cluster, LIMIT_S) as (client, load, namespace, keys):
+        payload = random_payload(namespace, CHUNKS)
+        source = client.allocate(payload.nbytes)
+        assert source.view is not None
+        source.view[:] = payload.reshape(-1)
+        session = await client.store(namespace, keys, 0, source)
+        session.layer_produced(0)
+        await _until(lambda: load.arrived == 1)
+        await session.cancel()
+        source.close()
+        await store(client, namespace, keys, payload, durability=Durability.MEMORY)
+        assert await load.end() == CHUNKS
+        assert np.array_equal(load.chunks(FIRST, CHUNKS), payload[:, FIRST:])
+
+
+async def test_a_load_that_is_given_up_ends(cluster: LocalCluster) -> None:
     async with _loading(cluster, LIMIT_S) as (_, load, *_):
-        await _until(lambda: load.begun)
-        load.is_wanted = False
-        followed = await load.end()
-        assert followed.last is None and len(load.begun) < 20
+        await _until(lambda: load.delivery)
+        assert load.delivery is not None
+        load.abandoned = True
+        load.delivery.abandon()
+        with pytest.raises(PeerLost, match="cancelled"):
+            await load.end()

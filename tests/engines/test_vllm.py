@@ -113,8 +113,8 @@ def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: 
             client.asynchronous.retain,
         )
 
-        async def noted(*arguments: Any) -> int:
-            retained.append(await retain(*arguments))
+        async def noted(*arguments: Any, **options: Any) -> int:
+            retained.append(await retain(*arguments, **options))
             return retained[-1]
 
         client.asynchronous.retain = noted

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from quire.client.delivery import Delivery
-from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of
+from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request, shards_at_once
 from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
@@ -163,29 +163,23 @@ class QuireClient:
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
-        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt, unchained)
+        request = lookup_request(namespace, keys, self._location, lease_ttl_ms, prompt=prompt, unchained=unchained)
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
         return lookup_of(namespace, keys, response)
 
-    def _lookup_request(
-        self,
-        namespace: Namespace,
-        keys: ChunkKeys,
-        lease_ttl_ms: int,
-        prompt: Prompt | None,
-        unchained: bool,
-    ) -> pb.LookupRequest:
-        return pb.LookupRequest(
-            namespace=convert.namespace_to(namespace),
-            chunk_keys=keys.packed,
-            lease_ttl_ms=lease_ttl_ms,
-            host=self._location.host,
-            zone=self._location.zone,
-            prompt_tokens=prompt.tokens if prompt is not None else 0,
-            device=prompt.device if prompt is not None else "",
-            unchained=unchained,
-        )
+    async def lookup_shards(
+        self, shards: Sequence[tuple[Namespace, ChunkKeys]], *, lease_ttl_ms: int = 60_000, unchained: bool = False
+    ) -> list[Lookup]:
+        """Look up the same blocks in every rank of an engine, by one request; an answer for each. See `lookup`."""
+        found: list[Lookup] = []
+        while part := shards[len(found) : len(found) + shards_at_once(shards)]:
+            request = lookup_request(*part[0], self._location, lease_ttl_ms, unchained=unchained, others=part[1:])
+            with tracer().start_as_current_span(names.CLIENT_LOOKUP):
+                response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
+            answers = (response, *response.other_shards)  # a gateway of the release before answers for the first alone
+            found += [lookup_of(*shard, answer) for shard, answer in zip(part, answers, strict=False)]
+        return found
 
     async def fetch(
         self,
@@ -260,18 +254,18 @@ class QuireClient:
         urgency: Urgency | None = None,
         unchained: bool = False,
         follow_s: float = 0.0,
+        part_s: float = 0.0,
         on_begin: Callable[[Delivery], None] | None = None,
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
         As `lookup`, then `fetch` of the matched, or advised, chunks behind `first_chunk`. The buffer has room for all
-        of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
-        chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
-        `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
-        of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
-        it; other keys are waited for, for that long and half of the client's `timeout_s` at most. If a store fails, the
-        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
-        called with the delivery before the answer is waited for, so that another task can give it up.
+        of `keys` from there on: slices lie as if all of them were delivered. Without a lease (0) chunks that are
+        evicted during the transfer are missing in the end; nodes hold what they have begun to deliver. `unchained`: as
+        for `lookup`; stored chunks are delivered, each to its place among all. `follow_s`: chunks whose store runs are
+        delivered, too, each layer as soon as a node has it; other keys are waited for, for that long and half of the
+        client's `timeout_s` at most, and if `part_s` is not 0, no longer than it once chunks from `first_chunk` on can
+        be read or arrive. `on_begin`: called with the delivery before the answer.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
         if the answer was lost, nodes may be writing.
@@ -290,7 +284,7 @@ class QuireClient:
         await self.reach()
         transfer_id = os.urandom(16)
         request = pb.RetrieveRequest(
-            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt, unchained),
+            lookup=lookup_request(namespace, keys, self._location, lease_ttl_ms, prompt=prompt, unchained=unchained),
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=urgency.compute_window_us,
@@ -298,14 +292,14 @@ class QuireClient:
             first_layer_us=urgency.first_layer_us,
             priority=urgency.priority,
             follow_ms=follow_ms(follow_s, self._timeout_s),
+            follow_part_ms=follow_ms(part_s, self._timeout_s),
         )
         request.descriptor.ClearField("chunk_keys")
         request.descriptor.target.CopyFrom(convert.target_to(buffer.target()))  # reaching may change it
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         lookup = asyncio.get_running_loop().create_future()
-        read = partial(lookup_of, namespace, keys)
-        stop = Stop()
+        read, stop = partial(lookup_of, namespace, keys), Stop()
         answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s, stop=stop)
         delivery.start(retrieved(answers, delivery, first_chunk, read, lookup), stop)
         if on_begin is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,13 @@ from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
+from quire.model.nodes import Location
 from quire.model.object_part import ObjectPart
 from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2 as pb
+
+_KEYS_BYTES_MAX: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,38 @@ class Lookup:
     def take_chunks(self) -> int:
         """How many to take: as advised, or all."""
         return self.advice.chunks if self.advice is not None else len(self.keys)
+
+
+def lookup_request(
+    namespace: Namespace,
+    keys: ChunkKeys,
+    location: Location,
+    lease_ttl_ms: int,
+    *,
+    prompt: Prompt | None = None,
+    unchained: bool = False,
+    others: Iterable[tuple[Namespace, ChunkKeys]] = (),
+) -> pb.LookupRequest:
+    """Return the message of a look-up. `others`: shards that are looked up with the first one."""
+    return pb.LookupRequest(
+        namespace=convert.namespace_to(namespace),
+        chunk_keys=keys.packed,
+        lease_ttl_ms=lease_ttl_ms,
+        host=location.host,
+        zone=location.zone,
+        prompt_tokens=prompt.tokens if prompt is not None else 0,
+        device=prompt.device if prompt is not None else "",
+        unchained=unchained,
+        other_shards=[
+            pb.ShardKeys(namespace=convert.namespace_to(other), chunk_keys=other_keys.packed)
+            for other, other_keys in others
+        ],
+    )
+
+
+def shards_at_once(shards: Sequence[tuple[Namespace, ChunkKeys]]) -> int:
+    """Return how many shards one message has room for."""
+    return max(1, _KEYS_BYTES_MAX // max(1, *(len(keys.packed) for _, keys in shards)))
 
 
 def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse) -> Lookup:

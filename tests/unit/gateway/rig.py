@@ -97,8 +97,11 @@ class SessionGateway:
                 raise
         if request.host == "bad":
             raise InvalidRequest("not so", field="host")
-        lease = b"%d" % request.lease_ttl_ms
-        return pb.LookupResponse(matched_chunks=1, lease=lease, lease_expires_ms=1 << 60)
+        names = [b"%d" % request.lease_ttl_ms]
+        names += [b"%d of shard %d" % (request.lease_ttl_ms, at) for at, _ in enumerate(request.other_shards)]
+        first, *others = (pb.LookupResponse(matched_chunks=1, lease=name, lease_expires_ms=1 << 60) for name in names)
+        first.other_shards.extend(others)
+        return first
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         return pb.ReleaseResponse(released=True)

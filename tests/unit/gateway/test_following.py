@@ -78,7 +78,7 @@ async def test_a_node_that_has_left_delivers_nothing() -> None:
 
 async def test_a_wait_ends_with_its_time_or_when_all_arrives() -> None:
     world = _World(10)
-    waiting = asyncio.create_task(world.following.until_all_arrive(QUESTION, 5.0))
+    waiting = asyncio.create_task(world.following.until_they_arrive(QUESTION, 5.0))
     for _ in range(20):
         await asyncio.sleep(0)
         await world.clock.advance(0.1)
@@ -89,8 +89,22 @@ async def test_a_wait_ends_with_its_time_or_when_all_arrives() -> None:
         await world.clock.advance(0.1)
     assert waiting.done()
     world.running = MemoryRunningStores()
-    late = asyncio.create_task(_World(10).following.until_all_arrive(QUESTION, 0.0))
+    late = asyncio.create_task(_World(10).following.until_they_arrive(QUESTION, 0.0))
     await asyncio.wait_for(late, 5)
+
+
+async def test_a_part_is_enough_after_a_while() -> None:
+    """It waits for more, and without a part for anything."""
+    world = _World(10)
+    await world.begin("b", 10, 40)
+    for first, waits in ((10, False), (40, True), (0, False)):
+        waiting = asyncio.create_task(world.following.until_they_arrive(QUESTION, 5.0, first=first, part_s=1.0))
+        for step in range(30):
+            await asyncio.sleep(0)
+            await world.clock.advance(0.1)
+            assert step > 5 or not waiting.done()
+        assert waiting.done() != waits
+        waiting.cancel()
 
 
 class _Away:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,9 @@ class _Seen:
     async def lookup(self, question: Question) -> LookupAnswer:
         self.keys.append(question.keys)
         return LookupAnswer([ChunkRange("a", 0, len(question.keys))])
+
+    async def lookup_all(self, questions: Sequence[Question]) -> list[LookupAnswer]:
+        return [await self.lookup(question) for question in questions]
 
     async def release(self, token: bytes) -> bool:
         return True
@@ -150,7 +153,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         on_existing=convert.on_existing_to(OnExisting.SKIP),
     )
     requests: dict[str, list[Any]] = {
-        "Lookup": [lookup],
+        "Lookup": [pb.LookupRequest(**named, other_shards=[pb.ShardKeys(**named)])],
         "Evict": [pb.EvictRequest(**named)],
         "Demote": [pb.DemoteRequest(**named)],
         "Assign": [pb.AssignRequest(**named)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 import quire_gateway.grpc.public as public
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.model.errors import LeaseExpired, LeaseForged
+from quire.model.errors import InvalidRequest, LeaseExpired, LeaseForged, NotAllowed, QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
@@ -34,6 +34,9 @@ class _Lookups:
 
     async def lookup(self, question: Question) -> LookupAnswer:
         return LookupAnswer([ChunkRange("a", 0, len(question.keys))])
+
+    async def lookup_all(self, questions: Sequence[Question]) -> list[LookupAnswer]:
+        return [await self.lookup(question) for question in questions]
 
 
 def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
@@ -100,6 +103,24 @@ async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
     with pytest.raises(LeaseExpired):
         await fetch(keys)
     assert moves.fetches == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "field"),
+    [
+        ({"other_shards": [{"namespace": {"tenant_salt": b"another"}}]}, NotAllowed, ""),
+        ({"other_shards": [{}], "prompt_tokens": 16, "device": "gpu"}, InvalidRequest, "other_shards"),
+        ({"other_shards": [{}], "tokens": [1, 2]}, InvalidRequest, "other_shards"),
+        ({"other_shards": [{}] * 256}, InvalidRequest, "other_shards"),
+    ],
+)
+async def test_shards_that_are_not_looked_up_together(
+    request_: dict[str, Any], error: type[QuireError], field: str
+) -> None:
+    context: Any = SimpleNamespace(principal=Principal())
+    with pytest.raises(error) as refused:
+        await _servicer(FakeClock()).Lookup(gateway_pb2.LookupRequest(**request_), context)
+    assert refused.value.field == field
 
 
 async def test_a_tenant_is_not_told_what_others_do(monkeypatch: pytest.MonkeyPatch) -> None:

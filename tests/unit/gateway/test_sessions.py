@@ -59,6 +59,7 @@ async def test_what_a_client_has_ends_with_it_and_at_once(monkeypatch: pytest.Mo
         async with session_client(port) as stub:
             for ttl in (1, 2, 3):
                 await lookup(stub, ttl)
+            await call(stub.Lookup, pb.LookupRequest(lease_ttl_ms=4, other_shards=[pb.ShardKeys()]), timeout_s=5)
             await call(stub.Release, pb.ReleaseRequest(lease=b"2"), timeout_s=5)
             gateway.gate.release()
             events = fetch(stub, 5)
@@ -67,8 +68,8 @@ async def test_what_a_client_has_ends_with_it_and_at_once(monkeypatch: pytest.Mo
             await eventually(lambda: 9 in gateway.asked)
         with pytest.raises(QuireError):
             await slow
-        await eventually(lambda: len(gateway.released) == 2)
-        assert sorted(gateway.released) == [b"1", b"3"]
+        await eventually(lambda: len(gateway.released) == 4)
+        assert sorted(gateway.released) == [b"1", b"3", b"4", b"4 of shard 0"]
         assert sorted(gateway.stopped) == ["fetch", "lookup"]
         assert gateway.sessions.stats == {"sessions": 0}
 

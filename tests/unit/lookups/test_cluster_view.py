@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quire import PROTOCOL_VERSION
-from quire.model.errors import MetadataUnavailable
+from quire.model.errors import KeysInvalid, MetadataUnavailable
 from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
+from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, SchedulerInfo, StorageInfo
 from quire.model.policy import TenantPolicy
@@ -196,4 +197,22 @@ async def test_a_member_that_leaves_is_forgotten_at_once() -> None:
     redis.names = ["b"]
     await clock.advance(0.5)
     assert set(view.storage_nodes()) == {"b"}
+    await view.close()
+
+
+async def test_no_lease_is_left_if_one_of_several_look_ups_fails() -> None:
+    redis, clock, index = _Redis(), FakeClock(), MemoryIndex()
+    view = _view(redis, clock)
+    lookups = Lookups(
+        settings=LookupSettings(secrets=(b"s" * 32,)), index=index, view=view, profiles=Profiles(None), clock=clock
+    )
+    await view.start()
+    keys = block_keys(SPACE, list(range(64)))
+    await index.register("a", records(keys, 0, 4), 0)
+    good, twice = Question(SPACE, keys, 1000), Question(SPACE, ChunkKeys(keys.at(0) * 2), 1000)
+    assert [answer.matched_chunks for answer in await lookups.lookup_all([good, good])] == [4, 4]
+    assert lookups.leases == 2
+    with pytest.raises(KeysInvalid):
+        await lookups.lookup_all([good, twice])
+    assert lookups.leases == 2
     await view.close()

@@ -83,6 +83,11 @@ class Client:
         lease = b"lease%d" % len(self.asked) if count else b""
         return Lookup(namespace, keys.run(0, count), lease, (), {}, 0, objects=self.objects)
 
+    async def lookup_shards(
+        self, shards: Sequence[tuple[Namespace, ChunkKeys]], *, lease_ttl_ms: int, unchained: bool = False
+    ) -> list[Lookup]:
+        return [await self.lookup(*shard, lease_ttl_ms=lease_ttl_ms, unchained=unchained) for shard in shards]
+
     def _states(self, namespace: Namespace, keys: ChunkKeys, lease_ttl_ms: int, unchained: bool) -> Lookup:
         """Look up unchained chunks: several of them, or a single one with a lease."""
         assert unchained != bool(lease_ttl_ms), "what stands for itself is not leased together"

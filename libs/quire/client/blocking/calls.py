@@ -44,6 +44,12 @@ class SyncCalls(SyncLoop):
             self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms, prompt=prompt, unchained=unchained)
         )
 
+    def lookup_shards(
+        self, shards: Sequence[tuple[Namespace, ChunkKeys]], *, lease_ttl_ms: int = 60000, unchained: bool = False
+    ) -> list[Lookup]:
+        """Look up the same blocks in every rank of an engine, by one request; an answer for each. See `lookup`."""
+        return self.run(self._client.lookup_shards(shards, lease_ttl_ms=lease_ttl_ms, unchained=unchained))
+
     def fetch(
         self,
         lookup: Lookup,
@@ -93,18 +99,18 @@ class SyncCalls(SyncLoop):
         urgency: Urgency | None = None,
         unchained: bool = False,
         follow_s: float = 0.0,
+        part_s: float = 0.0,
         on_begin: Callable[[Delivery], None] | None = None,
     ) -> SyncRetrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
         As `lookup`, then `fetch` of the matched, or advised, chunks behind `first_chunk`. The buffer has room for all
-        of `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0)
-        chunks that are evicted during the transfer are missing in the end; nodes hold what they have begun to deliver.
-        `unchained`: as for `lookup`; the stored ones are delivered, each to the place that it would have with all
-        of them. `follow_s`: chunks whose store is still running are delivered, too, each layer as soon as a node has
-        it; other keys are waited for, for that long and half of the client's `timeout_s` at most. If a store fails, the
-        delivery's summary says which chunks have come, and `layer` raises for the layers that have not. `on_begin`:
-        called with the delivery before the answer is waited for, so that another task can give it up.
+        of `keys` from there on: slices lie as if all of them were delivered. Without a lease (0) chunks that are
+        evicted during the transfer are missing in the end; nodes hold what they have begun to deliver. `unchained`: as
+        for `lookup`; stored chunks are delivered, each to its place among all. `follow_s`: chunks whose store runs are
+        delivered, too, each layer as soon as a node has it; other keys are waited for, for that long and half of the
+        client's `timeout_s` at most, and if `part_s` is not 0, no longer than it once chunks from `first_chunk` on can
+        be read or arrive. `on_begin`: called with the delivery before the answer.
 
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
         if the answer was lost, nodes may be writing.
@@ -124,6 +130,7 @@ class SyncCalls(SyncLoop):
                     urgency=urgency,
                     unchained=unchained,
                     follow_s=follow_s,
+                    part_s=part_s,
                     on_begin=on_begin,
                 )
             ),

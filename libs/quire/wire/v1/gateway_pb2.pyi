@@ -308,7 +308,7 @@ class SetThetaResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace", "chunk_keys", "tokens", "lease_ttl_ms", "host", "zone", "prompt_tokens", "device", "unchained")
+    __slots__ = ("namespace", "chunk_keys", "tokens", "lease_ttl_ms", "host", "zone", "prompt_tokens", "device", "unchained", "other_shards")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +318,7 @@ class LookupRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     UNCHAINED_FIELD_NUMBER: _ClassVar[int]
+    OTHER_SHARDS_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -327,10 +328,19 @@ class LookupRequest(_message.Message):
     prompt_tokens: int
     device: str
     unchained: bool
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., lease_ttl_ms: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., device: _Optional[str] = ..., unchained: _Optional[bool] = ...) -> None: ...
+    other_shards: _containers.RepeatedCompositeFieldContainer[ShardKeys]
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., lease_ttl_ms: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., device: _Optional[str] = ..., unchained: _Optional[bool] = ..., other_shards: _Optional[_Iterable[_Union[ShardKeys, _Mapping]]] = ...) -> None: ...
+
+class ShardKeys(_message.Message):
+    __slots__ = ("namespace", "chunk_keys")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace: _common_pb2.Namespace
+    chunk_keys: bytes
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found", "object_ranges", "object_speeds", "arriving_chunks")
+    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found", "object_ranges", "object_speeds", "arriving_chunks", "other_shards")
     class ObjectSpeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +359,7 @@ class LookupResponse(_message.Message):
     OBJECT_RANGES_FIELD_NUMBER: _ClassVar[int]
     OBJECT_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_SHARDS_FIELD_NUMBER: _ClassVar[int]
     matched_chunks: int
     lease: bytes
     lease_expires_ms: int
@@ -360,7 +371,8 @@ class LookupResponse(_message.Message):
     object_ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]
     object_speeds: _containers.MessageMap[str, _common_pb2.ObjectSpeed]
     arriving_chunks: int
-    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ..., object_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., object_speeds: _Optional[_Mapping[str, _common_pb2.ObjectSpeed]] = ..., arriving_chunks: _Optional[int] = ...) -> None: ...
+    other_shards: _containers.RepeatedCompositeFieldContainer[LookupResponse]
+    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ..., object_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., object_speeds: _Optional[_Mapping[str, _common_pb2.ObjectSpeed]] = ..., arriving_chunks: _Optional[int] = ..., other_shards: _Optional[_Iterable[_Union[LookupResponse, _Mapping]]] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("take_chunks", "compute_window_us", "rate_bytes_per_s", "ttft_us", "ttft_all_us", "ttft_none_us")
@@ -399,7 +411,7 @@ class FetchRequest(_message.Message):
     def __init__(self, lease: _Optional[bytes] = ..., delivery_id: _Optional[bytes] = ..., descriptor: _Optional[_Union[_common_pb2.Descriptor, _Mapping]] = ..., compute_window_us: _Optional[int] = ..., layers_in_stream: _Optional[bool] = ..., transfer_ms: _Optional[int] = ..., first_layer_us: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("lookup", "delivery_id", "descriptor", "compute_window_us", "layers_in_stream", "transfer_ms", "first_layer_us", "priority", "follow_ms")
+    __slots__ = ("lookup", "delivery_id", "descriptor", "compute_window_us", "layers_in_stream", "transfer_ms", "first_layer_us", "priority", "follow_ms", "follow_part_ms")
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +421,7 @@ class RetrieveRequest(_message.Message):
     FIRST_LAYER_US_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_MS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_PART_MS_FIELD_NUMBER: _ClassVar[int]
     lookup: LookupRequest
     delivery_id: bytes
     descriptor: _common_pb2.Descriptor
@@ -418,7 +431,8 @@ class RetrieveRequest(_message.Message):
     first_layer_us: int
     priority: int
     follow_ms: int
-    def __init__(self, lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., delivery_id: _Optional[bytes] = ..., descriptor: _Optional[_Union[_common_pb2.Descriptor, _Mapping]] = ..., compute_window_us: _Optional[int] = ..., layers_in_stream: _Optional[bool] = ..., transfer_ms: _Optional[int] = ..., first_layer_us: _Optional[int] = ..., priority: _Optional[int] = ..., follow_ms: _Optional[int] = ...) -> None: ...
+    follow_part_ms: int
+    def __init__(self, lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., delivery_id: _Optional[bytes] = ..., descriptor: _Optional[_Union[_common_pb2.Descriptor, _Mapping]] = ..., compute_window_us: _Optional[int] = ..., layers_in_stream: _Optional[bool] = ..., transfer_ms: _Optional[int] = ..., first_layer_us: _Optional[int] = ..., priority: _Optional[int] = ..., follow_ms: _Optional[int] = ..., follow_part_ms: _Optional[int] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
     __slots__ = ("found", "delivery")

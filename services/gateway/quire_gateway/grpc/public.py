@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from quire.model.errors import DeadlineExceeded, InvalidRequest
+from quire.model.errors import DeadlineExceeded, InvalidRequest, NotAllowed
 from quire.model.hashing import tenant_name
 from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
@@ -43,6 +43,7 @@ from quire_server.core.advice import FetchAdvice
 from quire_server.lookups import LookupAnswer, Lookups, Question
 
 _WINDOW_US_MAX: Final = 0xFFFFFFFF
+_OTHER_SHARDS_MAX: Final = 255
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -94,8 +95,11 @@ class GatewayServicer(GatewayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            question = await self._question(request, principal)
-            return _found(await self._lookups.lookup(question), question)
+            questions = [await self._question(part, principal) for part in _by_shard(request)]
+            answers = await self._lookups.lookup_all(questions)
+            first, *others = map(_found, answers, questions)
+            first.other_shards.extend(others)
+            return first
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         principal = await self._admission.caller(context)
@@ -263,6 +267,8 @@ class GatewayServicer(GatewayServiceServicer):
         """Send the match before any node is called: without it a client knows of no node."""
         principal = await self._admission.caller(context)
         self._admission.check(principal, Need(salt=request.lookup.namespace.tenant_salt))
+        if request.lookup.other_shards:
+            raise InvalidRequest("a delivery is of one shard", field="lookup.other_shards")
         question = await self._question(request.lookup, principal)
         requested = convert.descriptor_from(request.descriptor, question.keys)
         urgency = convert.urgency_from(request)
@@ -273,7 +279,8 @@ class GatewayServicer(GatewayServiceServicer):
         payload, salt = requested.payload_bytes, request.lookup.namespace.tenant_salt
         began_s, follow_s = self._clock.monotonic_s(), request.follow_ms / 1000
         if follow_s:  # it holds nothing of the tenant's that the awaited stores may need
-            await self._following.until_all_arrive(question, follow_s)
+            part_s = request.follow_part_ms / 1000 or math.inf
+            await self._following.until_they_arrive(question, follow_s, first=requested.first_chunk, part_s=part_s)
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
             followed = await (self._following.lookup(question) if follow_s else self._readable(question))
             match = followed.readable
@@ -355,6 +362,24 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
     message = convert_images.image_to(entry)
     message.ClearField("record_name")
     return message
+
+
+def _by_shard(request: pb.LookupRequest) -> list[pb.LookupRequest]:
+    """Return a request for each shard. Raises `InvalidRequest`, `NotAllowed`."""
+    others = request.other_shards
+    if len(others) > _OTHER_SHARDS_MAX:
+        raise InvalidRequest(f"{len(others)} other shards, {_OTHER_SHARDS_MAX} at most", field="other_shards")
+    if others and (request.tokens or request.prompt_tokens):
+        raise InvalidRequest("look-ups of several shards are by keys, without advice", field="other_shards")
+    if any(other.namespace.tenant_salt != request.namespace.tenant_salt for other in others):
+        raise NotAllowed("another tenant's shard")
+    requests = [request]
+    for other in others:
+        shard = pb.LookupRequest(namespace=other.namespace, chunk_keys=other.chunk_keys)
+        shard.lease_ttl_ms, shard.unchained = request.lease_ttl_ms, request.unchained
+        shard.host, shard.zone = request.host, request.zone
+        requests.append(shard)
+    return requests
 
 
 def _remaining_ms(transfer_ms: int, waited_s: float) -> int:

@@ -264,8 +264,10 @@ class Sessions:
                     await session.put(pb.SessionResponse(id=message.id, **{field: answer}))
             return pb.SessionResponse(id=message.id, last=True)
         answer = await method(request, session.context)
-        if field == "lookup" and answer.lease:
-            session.own(answer.lease, answer.lease_expires_ms)
+        if field == "lookup":
+            for found in (answer, *answer.other_shards):
+                if found.lease:
+                    session.own(found.lease, found.lease_expires_ms)
         elif field == "release":
             session.disown(request.lease)
         return pb.SessionResponse(id=message.id, last=True, **{field: answer})

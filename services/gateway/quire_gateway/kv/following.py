@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -109,21 +110,30 @@ class Following:
         self._view = view
         self._clock = clock
 
-    async def until_all_arrive(self, question: Question, wait_s: float) -> None:
-        """Wait until every chunk can be read or arrives, `wait_s` at most.
+    async def until_they_arrive(
+        self, question: Question, wait_s: float, *, first: int = 0, part_s: float = math.inf
+    ) -> None:
+        """Wait until every chunk can be read or arrives.
+
+        Args:
+            question: Names the chunks.
+            wait_s: For how long at most.
+            first: First chunk that is wanted.
+            part_s: For how long at most if some of the wanted chunks can be read or arrive.
 
         Raises:
             InvalidRequest: The question is about unchained keys, or wants advice.
         """
         if question.unchained or question.prompt_tokens:
             raise InvalidRequest("prefixes are followed, and without advice", field="follow_ms")
-        end_s, pause_s = self._clock.monotonic_s() + wait_s, _LOOK_S
+        began_s, pause_s = self._clock.monotonic_s(), _LOOK_S
         while True:
             running = await self._running.find(question.keys, self._clock.now_ms())
             readable = (await self._lookups.peek(question)).matched_chunks
             arriving = self._behind(readable, running)
             covered = arriving[-1].stop if arriving else readable
-            left_s = end_s - self._clock.monotonic_s()
+            limit_s = min(wait_s, part_s) if covered > first else wait_s
+            left_s = began_s + limit_s - self._clock.monotonic_s()
             if covered == len(question.keys) or left_s <= 0:
                 return
             await self._clock.sleep(min(pause_s, left_s))

@@ -80,10 +80,7 @@ async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -
     if query.group.kind is not Kind.STATE:
         return RequestMatch(tuple(await _lease(client, query.shards, leases)))
     several = len(query.shards[0][1]) > 1  # a single key is a prefix
-    lookups = await _all(
-        client.asynchronous.lookup(namespace, keys, lease_ttl_ms=0, unchained=several)
-        for namespace, keys in query.shards
-    )
+    lookups = await client.asynchronous.lookup_shards(query.shards, lease_ttl_ms=0, unchained=several)
     blocks = [set(lookup.there) if several else set(range(len(lookup.keys))) for lookup in lookups]
     return RequestMatch(states=frozenset(set.intersection(*blocks)))
 
@@ -118,12 +115,9 @@ async def _with_states(
 async def _lease(
     client: SyncClient, shards: Sequence[tuple[Namespace, ChunkKeys]], leases: list[Lookup]
 ) -> list[Lookup]:
-    async def one(namespace: Namespace, keys: ChunkKeys) -> Lookup:
-        lookup = await client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS)
-        leases.append(lookup)
-        return lookup
-
-    return await _all(one(namespace, keys) for namespace, keys in shards)
+    lookups = await client.asynchronous.lookup_shards(shards, lease_ttl_ms=_LEASE_MS)
+    leases += lookups
+    return lookups
 
 
 async def _all(works: Iterable[Awaitable[Answer]]) -> list[Answer]:

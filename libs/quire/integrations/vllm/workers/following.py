@@ -1,16 +1,16 @@
 """A load that receives blocks while another engine stores them.
 
 A prefill engine computes a long prompt in several steps, and stores the blocks of each. They are received step by step:
-a part of the prompt has all of its layers here before the next part is computed there. Only the last part is received
-layer by layer behind the engine that computes it.
+a part of the prompt has all of its layers here before the next part is computed there. Each part is received layer by
+layer behind the engine that computes it. If that fails, another engine may take its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -22,22 +22,26 @@ from quire.model.urgency import Urgency
 from quire.telemetry import logger
 
 _PART_S: Final = 0.1
-"""Wait for the rest of a prompt before a part of it is received; doubled while nothing arrives."""
-_PART_S_MAX: Final = 1.0
+"""Wait for the rest of a prompt before a part of it is received."""
+_AGAIN_S: Final = 1.0
+"""Wait for another store of chunks whose store failed, for example by another prefill engine."""
+_PAUSE_S: Final = 0.05
 _QUIET_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """The end of a load that follows stores.
+class Progress(Protocol):
+    """A load, as it proceeds; see `quire.integrations.vllm.workers.loads.Load`.
 
     Attributes:
-        chunks: Chunks of the prompt that were received before, or that `last` delivers.
-        last: Delivery of the last part; None if there is none.
+        delivery: Its current delivery.
+        abandoned: Whether the load was given up.
     """
 
-    chunks: int
-    last: Delivery | None
+    delivery: Delivery | None
+    abandoned: bool
+
+    def note(self, *, arrived: int) -> object:
+        """Note how many layers of the current part are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +68,9 @@ class Target:
 
 
 async def follow(
-    client: QuireClient,
-    plan: FollowPlan,
-    shard: int,
-    *,
-    first: int,
-    target: Target,
-    urgency: Urgency,
-    on_begin: Callable[[Delivery], bool],
-) -> Followed:
-    """Receive a prefix while it is stored, and return when its last part is on the way.
+    client: QuireClient, plan: FollowPlan, shard: int, first: int, target: Target, urgency: Urgency, load: Progress
+) -> int:
+    """Receive a prefix while it is stored.
 
     Args:
         client: Of Quire.
@@ -82,20 +79,21 @@ async def follow(
         first: First chunk to receive.
         target: Memory for the chunks from there on.
         urgency: When they are needed.
-        on_begin: Called with each delivery; returns False for a load that was given up.
+        load: The load; it may be given up at any time.
+
+    Returns:
+        How many chunks from the start of the prefix are there, those before `first` included.
 
     Raises:
         QuireError: A look-up failed, or a delivery was refused.
     """
+
+    def begin(delivery: Delivery) -> None:
+        load.delivery = delivery
+
     namespace, keys, at = plan.namespaces[shard], plan.keys[shard], first
-    until_s, part_s, is_active = time.monotonic() + plan.wait_s, _PART_S, True
-
-    def note(delivery: Delivery) -> None:
-        nonlocal is_active
-        is_active = on_begin(delivery)
-
-    while True:
-        left_s = max(0.0, until_s - time.monotonic())
+    until_s, left_s = time.monotonic() + plan.wait_s, plan.wait_s
+    while at < len(keys) and not load.abandoned:
         retrieval = await client.retrieve(
             namespace,
             keys,
@@ -105,27 +103,31 @@ async def follow(
             order=DeliveryOrder.LAYERWISE,
             urgency=urgency,
             lease_ttl_ms=0,
-            follow_s=min(part_s, left_s),
-            on_begin=note,
+            follow_s=left_s,
+            part_s=_PART_S,
+            on_begin=begin,
         )
-        reached, delivery = max(at, retrieval.found.matched_chunks), retrieval.delivery
-        if reached == len(keys) or left_s <= part_s or not is_active:
-            return Followed(chunks=reached, last=delivery)
-        if delivery is None:
-            part_s = min(_PART_S_MAX, 2 * part_s)
-        elif await _has_come(delivery):
-            at, part_s = reached, _PART_S
-        else:
-            return Followed(chunks=at, last=None)
+        if retrieval.delivery is not None:
+            if await _has_come(retrieval.delivery, load):
+                at = retrieval.found.matched_chunks
+            else:
+                until_s = min(until_s, time.monotonic() + _AGAIN_S)
+                await asyncio.sleep(_PAUSE_S)
+        if left_s <= 0:
+            break
+        left_s = max(0.0, until_s - time.monotonic())
+    return at
 
 
-async def _has_come(delivery: Delivery) -> bool:
+async def _has_come(delivery: Delivery, load: Progress) -> bool:
     """Wait until a delivery has ended, and no node writes to its memory; return whether all of it came."""
     try:
-        await delivery.arrival(delivery.num_layers - 1)
+        for layer in range(delivery.num_layers):
+            await delivery.arrival(layer)
+            load.note(arrived=layer + 1)
         is_whole = True
     except QuireError as error:
-        logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
+        logger().warning("a load lost chunks", error=error.code(), message=str(error))
         is_whole = False
     await quiet(delivery)
     return is_whole

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup, SlicePlaces
-from quire.integrations.vllm.plan import FollowPlan, LoadPlan, LoadTime, Settled, TryPlan, is_cold
+from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, TryPlan, is_cold
 from quire.integrations.vllm.scheduler.load_cost import LinkTime, late
 from quire.integrations.vllm.workers.following import Target, follow, quiet
 from quire.integrations.vllm.workers.worker import WorkerParts
@@ -377,62 +377,38 @@ class Loads:
         await client.reach()
         if load.abandoned:
             return set(plan.blocks)
-        absent_blocks = set[int]()
+        urgency = self._urgency(plan)
         if plan.follow is not None:
             target = (
                 Target.staged(buffer, count, self._blocks.slab_bytes)
                 if places is None
                 else Target(buffer=buffer, places=places)
             )
-            absent_blocks = await self._follow(load, plan.follow, target)
-            if load.delivery is None:
-                return absent_blocks
-        else:
-            assert load.found is not None, "it was looked up"
-            load.delivery = await client.fetch(
-                load.found,
-                buffer,
-                first_chunk=plan.first,
-                chunk_count=count,
-                places=places,
-                order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
-                urgency=self._urgency(plan),
-            )
-        delivery = load.delivery
-        assert delivery is not None, "it has begun"
+            received = await follow(client, plan.follow, self._shard, plan.first, target, urgency, load)
+            return set(plan.blocks[received - plan.first :])
+        assert load.found is not None, "it was looked up"
+        load.delivery = await client.fetch(
+            load.found,
+            buffer,
+            first_chunk=plan.first,
+            chunk_count=count,
+            places=places,
+            order=DeliveryOrder.AUTO if plan.asynchronous else DeliveryOrder.LAYERWISE,
+            urgency=urgency,
+        )
         try:
             for layer in range(self._blocks.num_layers):
-                await delivery.arrival(layer)
+                await load.delivery.arrival(layer)
                 load.note(arrived=layer + 1)
             load.took_s = load.alone_s
-            return absent_blocks
+            return set()
         except QuireError as error:
             load.note(failed=True)
             if load.abandoned:
                 return set(plan.blocks)
             logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
-            summary = await delivery.summary()
-            return _missing(plan, summary.outcomes) | absent_blocks
-
-    async def _follow(self, load: Load, follow_plan: FollowPlan, target: Target) -> set[int]:
-        """Receive blocks while they are stored; return those that do not come, once the last part is on the way."""
-
-        def begun(delivery: Delivery) -> bool:
-            load.delivery = delivery
-            return not load.abandoned
-
-        plan, client = load.plan, self._client.asynchronous
-        followed = await follow(
-            client,
-            follow_plan,
-            self._shard,
-            first=plan.first,
-            target=target,
-            urgency=self._urgency(plan),
-            on_begin=begun,
-        )
-        load.delivery = followed.last
-        return set(plan.blocks[max(0, followed.chunks - plan.first) :])
+            summary = await load.delivery.summary()
+            return _missing(plan, summary.outcomes)
 
     def _urgency(self, plan: LoadPlan) -> Urgency:
         """Return when vLLM needs the layers of a load.
