@@ -1,12 +1,24 @@
 # One image a role: docker build --target gateway -t quire-gateway .   (orchestrator, gateway, scheduler, storage, decoder)
 #
-# Both builds of UCX are inside: the system's, which has the RDMA transports, serves where there is an RDMA device; PyPI's
-# (newer, shm and tcp) serves elsewhere, and is what clients have by `pip install quire[ucx]`. Both ends of a transfer need
-# the same minor version of UCX. torch is in the decoder only: the CPU build by default, or --build-arg DECODER=decoder-cuda.
+# UCX is built from a commit of its own repository, with the transports for RDMA devices, which PyPI's build lacks. Version
+# 1.22 reaches what clients have: 1.19 to 1.23, the wheels libucx-cu12 and nixl among them (make test-ucx). torch is in the
+# decoder only: the CPU build by default, or --build-arg DECODER=decoder-cuda.
 #
 # What is installed is in locks/ with its hashes (make locks), and nothing else is. locks/decoder.txt has the hash of torch's
 # CPU build for x86_64 and Python 3.11; make locks, where download.pytorch.org answers, adds those for other platforms.
 ARG PYTHON=python:3.11-slim-bookworm
+
+# Release 1.22.0. The commit's hash names its content, wherever it is fetched from.
+FROM ${PYTHON} AS ucx
+ARG UCX_REPOSITORY=https://github.com/openucx/ucx.git
+ARG UCX_COMMIT=8a6b06fb880accbb933a79cda893883872c68d9d
+RUN apt-get update && apt-get install -y --no-install-recommends autoconf automake ca-certificates g++ git libibverbs-dev \
+    librdmacm-dev libtool make pkg-config && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+RUN git init -q && git fetch -q --depth 1 "${UCX_REPOSITORY}" "${UCX_COMMIT}" && git checkout -q FETCH_HEAD && ./autogen.sh \
+    && ./contrib/configure-release --prefix=/opt/ucx --disable-static --disable-doxygen-doc --with-verbs --without-cuda \
+    --without-go --without-java --without-rocm && make -j"$(nproc)" install \
+    && rm -rf /opt/ucx/include /opt/ucx/lib/cmake /opt/ucx/lib/pkgconfig /opt/ucx/share
 
 FROM ${PYTHON} AS wheel
 WORKDIR /src
@@ -31,10 +43,13 @@ RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --requ
     ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt
 
 FROM ${PYTHON} AS base
-RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \
+RUN apt-get update && apt-get install -y --no-install-recommends ibverbs-providers librdmacm1 \
+    && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
     && mkdir -p /var/lib/quire /var/lib/quire-objects && chown 10001:10001 /var/lib/quire /var/lib/quire-objects
 ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GRPC_ENABLE_FORK_SUPPORT=0
+ENV PYUCX_LIBUCP=/opt/ucx/lib/libucp.so.0
+COPY --from=ucx /opt/ucx /opt/ucx
 USER 10001
 WORKDIR /var/lib/quire
 EXPOSE 9464

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -67,6 +67,16 @@ fuzz: $(STAMP)          ## what strangers send to the S3 frontend, coverage-guid
 BUILD ?= docker build
 COMPOSE ?= docker compose
 PODMAN ?=
+UCX_VERSIONS := 1.15.0.post2 1.16.0.post2 1.17.0 1.18.1 1.19.0 1.20.0 1.21.0 1.22.0
+test-ucx: $(STAMP)      ## which versions of UCX transfer bytes between each other: every pair, over TCP
+	for version in $(UCX_VERSIONS); do \
+	  [ -d build/ucx/$$version ] || $(BIN)/python -m pip install -q --no-deps --target build/ucx/$$version libucx-cu12==$$version; \
+	done
+	QUIRE_TEST_UCX=build/ucx $(BIN)/python -m pytest -n 2 -m '' --timeout 120 tests/versions
+
+test-rdma: $(STAMP)     ## stores and deliveries over RDMA verbs without a card: soft-RoCE in a virtual machine (QEMU)
+	$(BIN)/python -m tests.rdma.machine --timeout 400 tests/contract/test_transport.py tests/rdma -k "UcxTransport or rdma"
+
 test-containers: $(STAMP) ## the images built, the compose file and the Kubernetes pods up, the demo against them
 	for role in orchestrator scheduler gateway storage decoder; do \
 	  $(BUILD) --target $$role -t quire-$$role . || exit 1; done
@@ -178,7 +188,7 @@ generated: $(CHARTS)    ## what is made from the code: names of variables, alert
 TORCH ?= --index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-annotate \
   --custom-compile-command 'make locks' --constraint constraints.txt
-IMAGE := --extra cli --extra latents --extra ucx
+IMAGE := --extra cli --extra latents
 locks: $(STAMP)         ## locks/, what the images install, from constraints.txt
 	$(INSTALL) uv
 	echo 'hatchling>=1.27' | $(LOCK) - --output-file locks/build.txt

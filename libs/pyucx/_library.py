@@ -1,8 +1,8 @@
 """Finds and loads libucp, once per process, after configuring UCX to leave the process alone.
 
 Order: `PYUCX_LIBUCP` (a path). On a machine with an RDMA device a library with UCX's transport for it: the system's
-from 1.15 on, the one in the `nixl-cu12` or `nixl-cu13` wheel, an older one of the system. Then the `libucx-cu12` wheel,
-the `nixl` wheel, and the system's libucp.
+from 1.15 on, the one in the `nixl-cu12` or `nixl-cu13` wheel (for devices of mlx5), an older one of the system. Then
+the `libucx-cu12` wheel, the `nixl` wheel, and the system's libucp.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ OLDEST: Final = (1, 13)
 GATHERS: Final = (1, 15)
 """From this version on many slices in one put arrive correctly."""
 _NIXL: Final = ("nixl_cu13", "nixl_cu12")
+_IN_WHEELS: Final = frozenset({"mlx5_core"})
 _VERSION_S: Final = 20.0
 
 ffi: Final[Any] = cffi.FFI()
@@ -102,10 +103,15 @@ def nixl_library() -> Path | None:
     return None
 
 
-def has_device() -> bool:
-    """Return whether this machine has an RDMA device."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(devices.iterdir())
+def device_drivers() -> set[str]:
+    """Return the kernel drivers of this machine's RDMA devices, as "mlx5_core"; of a device without one its name."""
+    folder = Path("/sys/class/infiniband")
+    devices = folder.iterdir() if folder.is_dir() else ()
+    return {(device / "device" / "driver").resolve().name if _has_driver(device) else device.name for device in devices}
+
+
+def _has_driver(device: Path) -> bool:
+    return (device / "device" / "driver").exists()
 
 
 def has_transport(library: Path) -> bool:
@@ -114,8 +120,15 @@ def has_transport(library: Path) -> bool:
 
 
 def has_rdma(library: Path) -> bool:
-    """Return whether this machine has an RDMA device and `library` comes with UCX's transport for it."""
-    return has_device() and has_transport(library)
+    """Return whether this machine has an RDMA device that `library` serves.
+
+    A wheel with a libibverbs of its own does not load the system's providers: it serves the devices whose provider is
+    built into it.
+    """
+    drivers = device_drivers()
+    if any(library.parent.glob("libibverbs-*")):
+        drivers &= _IN_WHEELS
+    return bool(drivers) and has_transport(library)
 
 
 def version_of(path: Path) -> tuple[int, int]:

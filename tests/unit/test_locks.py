@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
-    "services": ("cli", "latents", "ucx"),
-    "decoder": ("cli", "latents", "ucx", "decoder", "provenance"),
-    "decoder-cuda": ("cli", "latents", "ucx", "decoder", "provenance"),
+    "services": ("cli", "latents"),
+    "decoder": ("cli", "latents", "decoder", "provenance"),
+    "decoder-cuda": ("cli", "latents", "decoder", "provenance"),
 }
 _PIN = re.compile(r"^([\w.-]+)==([\w.]+)(?:\+cpu)?(?: ;[^\\]*)?", re.MULTILINE)
 

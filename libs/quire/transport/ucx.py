@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import resource
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,12 +16,16 @@ import numpy.typing as npt
 
 import pyucx
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, QuireError, TargetInvalid
+from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, QuireError, ResourceExhausted, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 _MESSAGE_ID: Final = 1
 _FRAME: Final = struct.Struct("<3sBBI")
 _FRAME_MAGIC: Final = b"QW1"
+_TOGETHER: Final = tuple(
+    frozenset((1, minor) for minor in minors) for minors in ((15, 16, 17, 18), (19, 21, 22, 23), (20, 21, 22, 23))
+)
+"""Versions of UCX that reach each other."""
 
 
 @contextlib.contextmanager
@@ -82,8 +87,13 @@ class UcxTransport:
         return np.frombuffer(memory, dtype=np.uint8)
 
     def register(self, buffer: Any) -> Region:
-        with _translated():
+        """Register memory in place. Raises `ResourceExhausted` for more than this process may pin."""
+        try:
             return self._context.register(buffer)
+        except pyucx.OperationFailed as error:
+            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            allowed = "without a limit" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
+            raise ResourceExhausted(f"{error}; this process may pin {allowed} (ulimit -l)") from error
 
     def connect(self, address: bytes) -> Peer:
         peer = self._peers.get(address)
@@ -107,6 +117,22 @@ class UcxTransport:
             self._worker.loop.call_soon(dead.abort)
 
 
+def understands(ours: tuple[int, int], theirs: tuple[int, int]) -> bool:
+    """Return whether two versions (major, minor) of UCX transfer bytes, whichever of them connects first.
+
+    Tested over TCP with the builds of PyPI (`make test-ucx`). From 1.19 on UCX does not reach 1.18 and before, and 1.19
+    not 1.20; the other way round some pairs work.
+    """
+    return ours == theirs or any(ours in together and theirs in together for together in _TOGETHER)
+
+
+def reached_versions() -> list[str]:
+    """Return the versions of UCX, as "1.22", that this one reaches."""
+    ours = pyucx.library.version[:2]
+    reached = {ours}.union(*(together for together in _TOGETHER if ours in together))
+    return [f"{major}.{minor}" for major, minor in sorted(reached)]
+
+
 def _framed(address: bytes) -> bytes:
     """UCX ends the process at an address that it does not understand: a damaged one must not get that far.
 
@@ -121,10 +147,11 @@ def _unframed(framed: bytes) -> bytes:
         magic, major, minor, crc = _FRAME.unpack_from(framed)
         address = framed[_FRAME.size :]
         if magic == _FRAME_MAGIC and zlib.crc32(address) == crc:
-            if (major, minor) != pyucx.library.version[:2]:
+            if not understands(pyucx.library.version[:2], (major, minor)):
                 version = ".".join(map(str, pyucx.library.version))
                 raise TargetInvalid(
-                    f"the other side has UCX {major}.{minor}, this has {version}: they may not understand each other",
+                    f"the other side has UCX {major}.{minor}, and this UCX {version}, which reaches "
+                    f"{', '.join(reached_versions())} alone",
                     field="target.worker_address",
                 )
             return address

@@ -94,11 +94,13 @@ def _ucx() -> Iterator[Finding]:
     try:
         from pyucx import library
         from pyucx.selftest import gathers_correctly
+        from quire.transport.ucx import reached_versions
     except ImportError as error:
         yield Finding(Severity.BROKEN, "UCX", str(error), "pip install libucx-cu12, or the system's UCX (libucx0)")
         return
     version = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
-    yield Finding(Severity.GOOD, "UCX", f"{version}; both ends of a transfer need the same minor version")
+    reached = ", ".join(reached_versions())
+    yield Finding(Severity.GOOD, "UCX", f"{version}; reaches {reached} at the other end of a transfer")
     modules = {
         file.name.split(".")[0].removeprefix("libuct_") for file in (library.path.parent / "ucx").glob("libuct_*")
     }

@@ -29,6 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     system = _place(tmp_path / "system", "libucp.so.0", rdma=True)
     wheel = _place(tmp_path / "wheel", "libucp.so.0", rdma=False)
     nixl = _place(tmp_path / "nixl", "libucp-1a2b.so.0.0.0", rdma=True)
+    (tmp_path / "nixl" / "libibverbs-3c4d.so.1").touch()
     monkeypatch.setattr(_library, "system_library", lambda: system)
     monkeypatch.setattr(_library, "wheel_library", lambda: wheel)
     monkeypatch.setattr(_library, "nixl_library", lambda: nixl)
@@ -36,16 +37,19 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "version", "order"),
+    ("drivers", "version", "order"),
     [
-        (False, (1, 18), [WHEEL, NIXL, SYSTEM]),
-        (True, (1, 18), ["system, with RDMA", "nixl wheel, with RDMA", WHEEL, NIXL, SYSTEM]),
-        (True, (1, 13), ["nixl wheel, with RDMA", "system, with RDMA", WHEEL, NIXL, SYSTEM]),
+        (set(), (1, 18), [WHEEL, NIXL, SYSTEM]),
+        ({"mlx5_core"}, (1, 18), ["system, with RDMA", "nixl wheel, with RDMA", WHEEL, NIXL, SYSTEM]),
+        ({"mlx5_core"}, (1, 13), ["nixl wheel, with RDMA", "system, with RDMA", WHEEL, NIXL, SYSTEM]),
+        ({"rxe0"}, (1, 13), ["system, with RDMA", WHEEL, NIXL, SYSTEM]),
     ],
 )
 @pytest.mark.usefixtures("machine")
-def test_the_order(device: bool, version: tuple[int, int], order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "has_device", lambda: device)
+def test_the_order(
+    drivers: set[str], version: tuple[int, int], order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_library, "device_drivers", lambda: set(drivers))
     monkeypatch.setattr(_library, "version_of", lambda path: version)
     assert [origin for origin, _ in _library.candidates()] == order
 
