@@ -54,7 +54,7 @@ test-chart: $(CHARTS)   ## the Helm chart, rendered by Helm's own code, and the 
 
 test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
 	$(BIN)/quire bench gpu --device cuda --json bench-gpu.json --plot bench-gpu.png
-	$(BIN)/python -m pytest tests/unit/decoder/test_engines.py tests/contract/test_block_io.py
+	$(BIN)/python -m pytest tests/unit/decoder/test_engines.py tests/contract/test_block_io.py tests/contract/test_devices.py
 
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3

@@ -12,6 +12,7 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, create_kv_cache_views
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from quire.integrations.vllm import QuireConnector
 from quire.integrations.vllm.workers.blocks import KvBlocks
 from quire.model.errors import ConfigInvalid
 
@@ -54,3 +55,8 @@ def test_the_layout_that_vllm_takes_for_flash_attention_is_served() -> None:
 def test_blocks_in_parts_are_refused(layout: KVCacheLayout) -> None:
     with pytest.raises(ConfigInvalid, match="VLLM_KV_CACHE_LAYOUT"):
         KvBlocks(_caches(layout))
+
+
+def test_cuda_graphs_are_piecewise_for_layerwise_loads_alone() -> None:
+    assert QuireConnector.requires_piecewise_for_cudagraph({"load": "layerwise"})
+    assert not QuireConnector.requires_piecewise_for_cudagraph({})

@@ -24,7 +24,8 @@ ALLOWED = {  # what modules may reach outside of this repository and the standar
     "core": (r"quire_\w+\.core\..+", {"numpy", "isal"}),
     "model": (r"quire\.model\..+", {"numpy", "isal", "blake3", "cbor2"}),  # isal where a server is: zlib does as well
     "pyucx": (r"pyucx(\..+)?", {"cffi", "libucx", "numpy"}),
-    "client": (r"quire|quire\.(client|transport|wire)(\..+)?", CLIENT),
+    "client": (r"quire|quire\.(client|transport|wire)(?!\.devices\.cuda)(\..+)?", CLIENT),
+    "cuda": (r"quire\.transport\.devices\.cuda", CLIENT | {"torch"}),
     "testing": (r"quire\.testing(\.(?!simulation).+)?", CLIENT | {"isal", "pytest"}),
 }
 STANDARD_FORBIDDEN_IN_CORE = ("asyncio", "time", "socket", "os", "threading", "random", "subprocess")

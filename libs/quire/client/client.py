@@ -172,14 +172,14 @@ class QuireClient:
         self, shards: Sequence[tuple[Namespace, ChunkKeys]], *, lease_ttl_ms: int = 60_000, unchained: bool = False
     ) -> list[Lookup]:
         """Look up the same blocks in every rank of an engine, by one request; an answer for each. See `lookup`."""
-        found: list[Lookup] = []
-        while part := shards[len(found) : len(found) + shards_at_once(shards)]:
-            request = lookup_request(*part[0], self._location, lease_ttl_ms, unchained=unchained, others=part[1:])
+        lookups: list[Lookup] = []
+        while part := shards[len(lookups) : len(lookups) + shards_at_once(shards)]:
+            request = lookup_request(*part[0], self._location, lease_ttl_ms, unchained=unchained, other_shards=part[1:])
             with tracer().start_as_current_span(names.CLIENT_LOOKUP):
                 response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
             answers = (response, *response.other_shards)  # a gateway of the release before answers for the first alone
-            found += [lookup_of(*shard, answer) for shard, answer in zip(part, answers, strict=False)]
-        return found
+            lookups += [lookup_of(*shard, answer) for shard, answer in zip(part, answers, strict=False)]
+        return lookups
 
     async def fetch(
         self,

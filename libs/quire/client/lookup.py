@@ -112,9 +112,9 @@ def lookup_request(
     *,
     prompt: Prompt | None = None,
     unchained: bool = False,
-    others: Iterable[tuple[Namespace, ChunkKeys]] = (),
+    other_shards: Iterable[tuple[Namespace, ChunkKeys]] = (),
 ) -> pb.LookupRequest:
-    """Return the message of a look-up. `others`: shards that are looked up with the first one."""
+    """Return the message of a look-up. `other_shards` are looked up with the first one."""
     return pb.LookupRequest(
         namespace=convert.namespace_to(namespace),
         chunk_keys=keys.packed,
@@ -125,8 +125,8 @@ def lookup_request(
         device=prompt.device if prompt is not None else "",
         unchained=unchained,
         other_shards=[
-            pb.ShardKeys(namespace=convert.namespace_to(other), chunk_keys=other_keys.packed)
-            for other, other_keys in others
+            pb.ShardKeys(namespace=convert.namespace_to(rank), chunk_keys=rank_keys.packed)
+            for rank, rank_keys in other_shards
         ],
     )
 

@@ -22,6 +22,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.telemetry import headers
+from quire.transport.devices import HostStream
 from quire.transport.memory import MemoryTransport
 
 SLAB = 4096
@@ -80,7 +81,7 @@ class _Worker:
         client: Any = self.client
         blocks: Any = _Blocks()
         pool = StagingPool(Buffer.allocate(MemoryTransport(), room * SLAB))
-        parts = WorkerParts(client=client, blocks=blocks, pool=pool, shard=0, count=self._count)
+        parts = WorkerParts(client=client, blocks=blocks, pool=pool, copies=HostStream(), shard=0, count=self._count)
         self.stores = BlockStores(parts, Durability.MEMORY)
 
     def step(

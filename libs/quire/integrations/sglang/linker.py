@@ -39,10 +39,12 @@ from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
 from quire.model.urgency import Urgency
 from quire.telemetry import logger
+from quire.transport.devices import PASSED, Event, copy_stream
 
 _FLAG: Final = "linker_extra_config"
 _STAGING_BYTES: Final = 256 << 20
 _MEASURED: Final = 9
+_LOOK_S: Final = 0.0005
 
 Result = TypeVar("Result")
 
@@ -136,7 +138,10 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
         )
         self._client.start()
-        self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
+        staging = self._client.allocate(settings.staging_bytes or _STAGING_BYTES)
+        self._pool, self._copies = StagingPool(staging), copy_stream(self._kv.k_buffer[0].device)
+        assert staging.view is not None, "it is host memory"
+        self._copies.pin(staging.view)
         self._absence = CircuitBreaker(settings.away_s, "SGLang")
         self._queued: dict[str, _Load] = {}
         self._offloads: deque[Any] = deque()
@@ -184,7 +189,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         loads, self._queued = list(self._queued.values()), {}
         index = int(self.layer_done_counter.update_producer())
         self._batches[index] = loads
-        self._client.spawn(self._follow(index, loads))
+        self._client.spawn(self._follow(index, loads, self._copies.record()))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -306,9 +311,14 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._pool.give_back_when_idle(memory)
         return None
 
-    async def _follow(self, index: int, loads: Sequence[_Load]) -> None:
-        """Copy each layer to the pool as soon as it has arrived for all requests of the batch."""
+    async def _follow(self, index: int, loads: Sequence[_Load], dependency: Event) -> None:
+        """Copy each layer to the pool as soon as it has arrived for all requests of the batch.
+
+        A layer is complete when its copy is: SGLang's forward pass does not wait for any stream of ours. `dependency`:
+        behind work of SGLang that may still read these pages.
+        """
         counter = self.layer_done_counter
+        copied: Event = PASSED
         try:
             if any(load.pages == 0 for load in loads):
                 raise PeerLost("a load was not begun")
@@ -316,11 +326,14 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
                 for layer in range(self._space.layout.num_layers):
                     for load in loads:
                         await load.delivery.arrival(layer)
-                        self._put(load, layer)
+                        copied = self._copies.submit(partial(self._put, load, layer), dependency)
+                    while not copied.query():
+                        await asyncio.sleep(_LOOK_S)
                     counter.complete(index, layer)
         except Exception as error:
             logger().error("a load failed; SGLang ends its requests", requests=len(loads), error=repr(error))
             counter.fail(index, error)
+            copied.synchronize()  # until then it reads staging memory
             for load in loads:
                 self._drop(load)
             return
@@ -337,7 +350,8 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Copy from staging memory to the pool: K of a page, then its V."""
         for half, buffer in enumerate((self._kv.k_buffer[layer], self._kv.v_buffer[layer])):
             staged = self._staged(load.memory, load.pages, layer, buffer)
-            buffer[load.slots.to(buffer.device)] = staged[:, half].reshape(-1, *buffer.shape[1:]).to(buffer.device)
+            rows = staged[:, half].reshape(-1, *buffer.shape[1:]).to(buffer.device, non_blocking=True)
+            buffer[load.slots.to(buffer.device)] = rows
 
     def _staged(self, memory: Buffer, pages: int, layer: int, like: torch.Tensor) -> torch.Tensor:
         """(pages, K and V, tokens, …) of a layer, as the pool's type."""
@@ -362,8 +376,12 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             self._pool.give_back_when_idle(memory)
 
     def _take(self, slots: torch.Tensor, memory: Buffer, pages: int, ready: Sequence[Any]) -> None:
+        """Return when the pages are in staging memory."""
         for event in ready:
             event.synchronize()
+        self._copies.submit(partial(self._copy_out, slots, memory, pages)).synchronize()
+
+    def _copy_out(self, slots: torch.Tensor, memory: Buffer, pages: int) -> None:
         for layer in range(self._space.layout.num_layers):
             for half, buffer in enumerate((self._kv.k_buffer[layer], self._kv.v_buffer[layer])):
                 staged = self._staged(memory, pages, layer, buffer)

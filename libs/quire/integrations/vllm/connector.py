@@ -52,6 +52,7 @@ from quire.integrations.vllm.workers.loads import Loads
 from quire.integrations.vllm.workers.stores import BlockStores
 from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.telemetry import logger
+from quire.transport.devices import copy_stream
 
 _COMPLETE: Final = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
@@ -147,7 +148,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        return True
+        """Return whether layers are waited for within the forward pass; stores take all of them behind it, too."""
+        return extra_config.get("load") == "layerwise"
 
     # ---- scheduler
 
@@ -262,7 +264,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         settings, config = self._settings, self._vllm_config
-        pool = StagingPool(self._client.allocate(staging_bytes(settings, config, self._groups)))
+        staging = self._client.allocate(staging_bytes(settings, config, self._groups))
+        pool = StagingPool(staging)
         blocks_max = self._kv_cache_config.num_blocks
         tables = [
             KvBlocks({name: group_kernel_blocks(kv_caches[name], blocks_max) for name in group.layers})
@@ -271,10 +274,17 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._formats = [self._format_of(*pair) for pair in zip(self._groups, tables, strict=True)]
         ranges = self._ranges_of(tables)
         self._direct = bool(ranges)
-        link = LinkTime(time.monotonic)
+        link, copies = LinkTime(time.monotonic), copy_stream(tables[0].device)
+        assert staging.view is not None, "it is host memory"
+        copies.pin(staging.view)
         for number, blocks in enumerate(tables):
             parts = WorkerParts(
-                client=self._client, blocks=blocks, pool=pool, shard=config.parallel_config.rank, count=self._count
+                client=self._client,
+                blocks=blocks,
+                pool=pool,
+                copies=copies,
+                shard=config.parallel_config.rank,
+                count=self._count,
             )
             direct = ranges[number] if ranges else None
             self._loads.append(Loads(parts, direct=direct, timeout_s=settings.timeout_s, link=link))

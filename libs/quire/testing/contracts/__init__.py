@@ -10,6 +10,7 @@ Subclass one, and give it the fixture that it names; pytest-asyncio in automatic
 
 from quire.testing.contracts.block_io import BlockIOContract
 from quire.testing.contracts.clock import ClockContract
+from quire.testing.contracts.devices import CopyStreamContract
 from quire.testing.contracts.index import IndexContract
 from quire.testing.contracts.index_calls import IndexCallsContract
 from quire.testing.contracts.objects import ObjectTierContract
@@ -18,6 +19,7 @@ from quire.testing.contracts.transport import TransportContract
 __all__ = [
     "BlockIOContract",
     "ClockContract",
+    "CopyStreamContract",
     "IndexCallsContract",
     "IndexContract",
     "ObjectTierContract",

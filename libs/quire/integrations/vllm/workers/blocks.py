@@ -44,6 +44,11 @@ class KvBlocks:
         self._host: list[Bytes] | None = [rows.numpy() for rows in self._rows] if on_host else None
 
     @property
+    def device(self) -> torch.device:
+        """Device of the blocks."""
+        return self._tensors[0].device
+
+    @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self._tensors)
@@ -65,23 +70,22 @@ class KvBlocks:
         return memory, int(steps.pop()) if steps else self.slab_bytes, offsets
 
     def take(self, layer: int, blocks: Sequence[int], into: Bytes) -> None:
-        """Copy one layer's slabs of `blocks` into (blocks, slab bytes) of host memory."""
+        """Begin to copy one layer's slabs of `blocks` into (blocks, slab bytes) of host memory. See `CopyStream`."""
         if self._host is not None:
             np.take(self._host[layer], blocks, axis=0, out=into, mode="clip")  # which copies straight, unlike "raise"
             return
         rows = self._rows[layer]
         index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
-        torch.from_numpy(into).copy_(rows.index_select(0, index))
+        torch.from_numpy(into).copy_(rows.index_select(0, index), non_blocking=True)
 
     def put(self, layer: int, blocks: Sequence[int], out_of: Bytes) -> None:
-        """Copy (blocks, slab bytes) of host memory into one layer's slabs of `blocks`."""
+        """Begin to copy (blocks, slab bytes) of host memory into one layer's slabs of `blocks`. See `CopyStream`."""
         if self._host is not None:
             self._host[layer][list(blocks)] = out_of
             return
         rows = self._rows[layer]
         index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
-        rows.index_copy_(0, index, torch.from_numpy(out_of).to(rows.device))
-        torch.cuda.synchronize(rows.device)  # vLLM reads them on a stream of its own
+        rows.index_copy_(0, index, torch.from_numpy(out_of).to(rows.device, non_blocking=True))
 
 
 def kernel_of(layer: Any, spec: Any) -> str:

@@ -25,6 +25,7 @@ from quire.model.errors import QuireError
 from quire.model.outcome import NodeOutcome
 from quire.model.urgency import Urgency
 from quire.telemetry import logger, within
+from quire.transport.devices import PASSED, Event
 
 _STAGED_QUIET_S: Final = 0.25
 _LOOK_S: Final = 0.02
@@ -38,14 +39,16 @@ class Load:
 
     `arrived`: layers that are complete; `ended`: every node has stopped writing; `missing`: block ids.
 
-    `copying`: it is copied from staging memory to vLLM's blocks; `quarantined`: given up while a node may write to its
-    staging memory; `wanted_ns`: when vLLM waited for each layer.
+    `copying`: it is copied from staging memory to vLLM's blocks, between the events `dependency` and `behind`;
+    `quarantined`: given up while a node may write to its staging memory; `wanted_ns`: when vLLM waited for each layer.
     """
 
     plan: LoadPlan
     found: Lookup | None
     staging: Buffer | None
     link: LinkTime
+    dependency: Event = PASSED
+    behind: Event = PASSED
     begun_s: float = field(default_factory=time.monotonic)
     arrived: int = 0
     failed: bool = False
@@ -148,7 +151,7 @@ class Loads:
         timeout_s: float,
         link: LinkTime,
     ) -> None:
-        self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
+        self._client, self._blocks, self._pool, self._copies = parts.client, parts.blocks, parts.pool, parts.copies
         self._shard = parts.shard
         self._count = parts.count
         self._direct = direct
@@ -167,7 +170,8 @@ class Loads:
         staging = None
         if self._direct is None and plan.blocks:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-        load = Load(plan, plan.found[self._shard] if plan.found else None, staging, self._link)
+        found = plan.found[self._shard] if plan.found else None
+        load = Load(plan, found, staging, self._link, self._copies.record())  # vLLM may still read what was there
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
@@ -211,6 +215,7 @@ class Loads:
                 self._note_late(load)
             if not load.failed:
                 self._copy(load, layer + 1)
+                self._copies.order(load.behind)
 
     def finish_step(self) -> None:
         """The step is over: blocks that did not arrive are known, and no node writes to blocks of this step's loads."""
@@ -240,9 +245,8 @@ class Loads:
     def _conclude(self, load: Load) -> None:
         """Finish a load that has ended: copy the layers that are not yet in its blocks, and report the rest."""
         if len(load.missing) < len(load.plan.blocks):
-            self._copy(load, self._blocks.num_layers)
-        if load.staging is not None:
-            self._pool.give_back(load.staging)
+            self._copy_whole(load)
+        self._give_back(load)
         self._report(load, load.missing)
 
     def _report(self, load: Load, failed: set[int]) -> None:
@@ -257,8 +261,19 @@ class Loads:
         self._count("loaded_blocks", len(load.plan.blocks) - len(failed))
         self._count("loads_s", time.monotonic() - load.begun_s)
 
+    def _give_back(self, load: Load) -> None:
+        """Give staging memory back that no node writes to, once no copy reads it."""
+        if load.staging is not None:
+            load.behind.synchronize()
+            self._pool.give_back(load.staging)
+
+    def _copy_whole(self, load: Load) -> None:
+        """Return when all layers are in vLLM's blocks."""
+        self._copy(load, self._blocks.num_layers)
+        load.behind.synchronize()
+
     def _copy(self, load: Load, stop: int) -> None:
-        """Layers up to `stop` out of staging memory; of a load that has failed, what arrived whole."""
+        """Begin copies of layers up to `stop` out of staging memory; of a load that has failed, what arrived whole."""
         if load.staging is None:
             return
         blocks = load.plan.blocks
@@ -266,9 +281,12 @@ class Loads:
         present = [at for at, block in enumerate(blocks) if block not in load.missing]
         for layer in range(load.copied, stop):
             if len(present) == len(blocks):
-                self._blocks.put(layer, blocks, layers[layer])
+                copy = partial(self._blocks.put, layer, blocks, layers[layer])
             elif present:
-                self._blocks.put(layer, [blocks[at] for at in present], layers[layer][present])
+                copy = partial(self._blocks.put, layer, [blocks[at] for at in present], layers[layer][present])
+            else:
+                continue
+            load.behind = self._copies.submit(copy, load.dependency)
         load.copied = max(load.copied, stop)
 
     # ---- beside the steps
@@ -355,12 +373,12 @@ class Loads:
             await quiet(load.delivery)
         if load.plan.asynchronous and not load.missing and load.begin_copy():
             try:
-                await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
+                await asyncio.get_running_loop().run_in_executor(None, self._copy_whole, load)
             except Exception as error:
                 load.missing = set(load.plan.blocks)
                 logger().error("a load could not be copied into its blocks", exc_info=error)
-        if load.note(ended=True) and load.staging is not None:
-            self._pool.give_back(load.staging)
+        if load.note(ended=True):
+            self._give_back(load)
         self._news.set()
         await self._release(load.found)
 

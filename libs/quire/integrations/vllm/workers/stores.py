@@ -1,7 +1,8 @@
 """The worker's half of stores: blocks that were computed, copied layer by layer into staging memory, and sent from it.
 
-The forward pass pays for the copy of a layer's new blocks and for nothing else: placement, transfer and acknowledgement
-happen on the client's loop. vLLM may reuse its blocks at once. What finds no room in staging memory is stored later.
+The forward pass begins the copy of a layer's new blocks, and waits for nothing: copies run behind it, on a stream of
+their own; placement, transfer and acknowledgement happen on the client's loop. vLLM may reuse its blocks at once: what
+it begins later runs after the copies. Blocks without room in staging memory are stored later.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from quire.client import Buffer
@@ -19,16 +21,19 @@ from quire.integrations.vllm.workers.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
 from quire.telemetry import logger, within
+from quire.transport.devices import PASSED, Event
 
 _QUIET_S: Final = 5.0
 _AT_ONCE: Final = 16
+_LOOK_S: Final = 0.0005
 
 
 @dataclass(slots=True, eq=False)
 class _Store:
     """Store of one request in a step.
 
-    `produced`: layers in staging memory; `wake`: on the client's loop, there are more.
+    `copied`: by layer the event behind its copy to staging memory; `begun`: layers from the first on whose copies have
+    begun; `wake`: on the client's loop, there are more.
 
     `before`: the request's last store; until it is `over`, no node knows the chunks that this one goes on from.
     """
@@ -39,8 +44,8 @@ class _Store:
     before: _Store | None
     stored: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    copied: set[int] = field(default_factory=set)
-    produced: int = 0
+    copied: dict[int, Event] = field(default_factory=dict)
+    begun: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -50,11 +55,12 @@ class BlockStores:
     def __init__(self, parts: WorkerParts, durability: Durability, *, reports: bool = False) -> None:
         self._reports = reports
         self._stored: deque[StoredRun] = deque()
-        self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
+        self._client, self._blocks, self._pool, self._copies = parts.client, parts.blocks, parts.pool, parts.copies
         self._shard = parts.shard
         self._count = parts.count
         self._durability = durability
         self._step: list[_Store] = []
+        self._behind: Event = PASSED
         self._room = threading.Semaphore(_AT_ONCE)
         self._unstored: deque[Unstored] = deque()
         self._last: dict[str, _Store] = {}
@@ -95,6 +101,7 @@ class BlockStores:
         for store in self._step:
             for layer in range(self._blocks.num_layers):  # of blocks that earlier steps computed, if none ran
                 self._copy(store, layer)
+        self._copies.order(self._behind)
         self._step = []
 
     def stored(self) -> list[StoredRun]:
@@ -116,10 +123,10 @@ class BlockStores:
     def _copy(self, store: _Store, layer: int) -> None:
         if layer in store.copied:
             return
-        self._blocks.take(layer, store.plan.blocks, store.layers[layer])
-        store.copied.add(layer)
-        while store.produced in store.copied:
-            store.produced += 1
+        copy = partial(self._blocks.take, layer, store.plan.blocks, store.layers[layer])
+        store.copied[layer] = self._behind = self._copies.submit(copy, dependency=self._copies.record())
+        while store.begun in store.copied:
+            store.begun += 1
         self._client.post(store.wake.set)
 
     # ---- on the client's loop
@@ -155,12 +162,13 @@ class BlockStores:
                 return 0
             session = await client.store(space, keys, plan.first, store.memory, durability=self._durability)
             for layer in range(self._blocks.num_layers):
-                await self._layers(store, layer + 1)
+                await self._layer(store, layer)
                 session.layer_produced(layer)
             await session.finish()
             return len(plan.blocks)
         finally:
-            await self._layers(store, self._blocks.num_layers)  # until then the step copies into the memory
+            for layer in range(self._blocks.num_layers):  # until then the step copies into the memory
+                await self._layer(store, layer)
             await self._give_back(store, session)
 
     async def _continues(self, store: _Store) -> bool:
@@ -171,11 +179,14 @@ class BlockStores:
         await previous.over.wait()
         return previous.stored or store.plan.first <= previous.plan.first
 
-    async def _layers(self, store: _Store, count: int) -> None:
-        while store.produced < count:
+    async def _layer(self, store: _Store, layer: int) -> None:
+        """Return when the layer is in staging memory."""
+        while store.begun <= layer:
             store.wake.clear()
-            if store.produced < count:
+            if store.begun <= layer:
                 await store.wake.wait()
+        while not store.copied[layer].query():
+            await asyncio.sleep(_LOOK_S)
 
     async def _give_back(self, store: _Store, session: object) -> None:
         """Once no node reads the memory."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from quire.client import SyncClient
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.workers.blocks import KvBlocks
+from quire.transport.devices import CopyStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """`shard`: the worker's rank; `count`: adds to its figures."""
+    """`shard`: the worker's rank; `count`: adds to its figures; `copies`: between vLLM's blocks and staging memory."""
 
     client: SyncClient
     blocks: KvBlocks
     pool: StagingPool
+    copies: CopyStream
     shard: int
     count: Callable[[str, float], None]
