@@ -188,11 +188,14 @@ class Lookups:
 
     async def lookup_all(self, questions: Sequence[Question]) -> list[LookupAnswer]:
         """Look up several prefixes concurrently. If one of them fails, no lease is left of the others."""
+        if len(questions) == 1:
+            return [await self.lookup(questions[0])]
         ends = await asyncio.gather(*map(self.lookup, questions), return_exceptions=True)
         answers = [end for end in ends if not isinstance(end, BaseException)]
         if len(answers) == len(questions):
             return answers
-        await asyncio.gather(*(self.release(answer.token) for answer in answers if answer.token))
+        releases = (self.release(answer.token) for answer in answers if answer.token)
+        await asyncio.gather(*releases, return_exceptions=True)  # a lease that stays expires
         raise next(end for end in ends if isinstance(end, BaseException))
 
     async def peek(self, question: Question) -> LookupAnswer:

@@ -47,6 +47,7 @@ class LoopClient:
         self.asynchronous = self
         self.payload = payload
         self.sent: list[np.ndarray[Any, Any]] = []
+        self.log: list[str] = []
         self.works: list[Future[Any]] = []
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -75,6 +76,7 @@ class LoopClient:
         pass
 
     async def fetch(self, found: Any, buffer: Buffer, **_: Any) -> Any:
+        self.log.append("fetch")
         layers, chunks, size = self.payload.shape
         buffer.layers(layers, chunks, size)[:] = self.payload
         return self.delivery()

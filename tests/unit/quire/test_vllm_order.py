@@ -65,11 +65,15 @@ def engine(request: pytest.FixtureRequest) -> Iterator[_Engine]:
     running.client.close()
 
 
+def _plan(*, asynchronous: bool) -> LoadPlan:
+    lookups = (Lookup(SPACE, ChunkKeys(bytes(32 * len(TAKEN))), b"", (), {}, 0),)
+    return LoadPlan(request_id="r", group=0, found=lookups, first=0, blocks=TAKEN, asynchronous=asynchronous)
+
+
 def _load(engine: _Engine, *, asynchronous: bool) -> tuple[Loads, int]:
     free = engine.pool.free_bytes
     loads = Loads(engine.parts, direct=None, timeout_s=LIMIT_S, link=LinkTime(time.monotonic))
-    lookups = (Lookup(SPACE, ChunkKeys(bytes(32 * len(TAKEN))), b"", (), {}, 0),)
-    loads.start(LoadPlan(request_id="r", group=0, found=lookups, first=0, blocks=TAKEN, asynchronous=asynchronous))
+    loads.start(_plan(asynchronous=asynchronous))
     return loads, free
 
 
@@ -140,6 +144,17 @@ def test_layers_are_in_the_blocks_when_vllm_reads_them(engine: _Engine, engine_f
 
 def test_a_load_is_received_when_its_copies_have_run(engine: _Engine) -> None:
     _received(engine)
+
+
+def test_nodes_write_to_blocks_that_vllm_reads_no_more(engine: _Engine) -> None:
+    """Straight into the blocks: no copy waits for vLLM's work, so the delivery does."""
+    engine.begin(lambda: engine.client.log.append("read"))
+    memory = Buffer.allocate(MemoryTransport(), LAYERS * len(TAKEN) * SLAB)
+    direct = (memory, SLAB, np.arange(BLOCKS, dtype=np.int64) * SLAB)
+    loads = Loads(engine.parts, direct=direct, timeout_s=LIMIT_S, link=LinkTime(time.monotonic))
+    loads.start(_plan(asynchronous=True))
+    assert until(loads.received, timeout_s=LIMIT_S) == {"r": True}
+    assert engine.client.log == ["read", "fetch"]
 
 
 @pytest.mark.parametrize("engine_first", [True, False])

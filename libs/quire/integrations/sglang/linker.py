@@ -351,7 +351,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         for half, buffer in enumerate((self._kv.k_buffer[layer], self._kv.v_buffer[layer])):
             staged = self._staged(load.memory, load.pages, layer, buffer)
             rows = staged[:, half].reshape(-1, *buffer.shape[1:]).to(buffer.device, non_blocking=True)
-            buffer[load.slots.to(buffer.device)] = rows
+            buffer[load.slots.to(buffer.device, non_blocking=True)] = rows
 
     def _staged(self, memory: Buffer, pages: int, layer: int, like: torch.Tensor) -> torch.Tensor:
         """(pages, K and V, tokens, …) of a layer, as the pool's type."""

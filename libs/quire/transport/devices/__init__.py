@@ -30,7 +30,7 @@ class CopyStream(Protocol):
     """Copies of one engine. Safe from any thread, but `record` and `order` mean the current stream of their thread."""
 
     def pin(self, memory: Bytes) -> None:
-        """Lock host memory in place, for copies without the processor. Raises `ResourceExhausted`."""
+        """Lock host memory in place, for copies without the processor; where that fails, copies are slower."""
 
     def record(self) -> Event:
         """Return an event behind all work that the engine has begun."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from quire.model.errors import ResourceExhausted
+from quire.telemetry import logger
 from quire.transport.devices import Bytes, Event
 
 
@@ -21,7 +21,7 @@ class CudaStream:
     def pin(self, memory: Bytes) -> None:
         status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))  # type: ignore[no-untyped-call]
         if status:
-            raise ResourceExhausted(f"CUDA cannot pin {memory.nbytes} bytes of staging memory: error {status}")
+            logger().warning("CUDA cannot pin staging memory: copies are slower", bytes=memory.nbytes, error=status)
 
     def record(self) -> Event:
         return self._event(torch.cuda.current_stream(self._device))

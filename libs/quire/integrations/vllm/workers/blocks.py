@@ -75,7 +75,7 @@ class KvBlocks:
             np.take(self._host[layer], blocks, axis=0, out=into, mode="clip")  # which copies straight, unlike "raise"
             return
         rows = self._rows[layer]
-        index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
+        index = _index(blocks, rows.device)
         torch.from_numpy(into).copy_(rows.index_select(0, index), non_blocking=True)
 
     def put(self, layer: int, blocks: Sequence[int], out_of: Bytes) -> None:
@@ -84,8 +84,13 @@ class KvBlocks:
             self._host[layer][list(blocks)] = out_of
             return
         rows = self._rows[layer]
-        index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
+        index = _index(blocks, rows.device)
         rows.index_copy_(0, index, torch.from_numpy(out_of).to(rows.device, non_blocking=True))
+
+
+def _index(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the numbers on the device. A copy that blocks would wait for all work of its stream."""
+    return torch.tensor(blocks, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def kernel_of(layer: Any, spec: Any) -> str:

@@ -393,6 +393,9 @@ class Loads:
             buffer, stride, offsets = self._direct
             places = SlicePlaces(stride, offsets[list(plan.blocks)])
         await client.reach()
+        if load.staging is None:  # vLLM may still read its blocks
+            while not load.dependency.query():
+                await asyncio.sleep(_PAUSE_S)
         if load.abandoned:
             return set(plan.blocks)
         urgency = self._urgency(plan)
