@@ -127,7 +127,8 @@ def _rdma() -> Iterator[Finding]:
         yield Finding(Severity.GOOD, "RDMA", ", ".join(devices))
     else:
         advice = (
-            "install UCX 1.15 or newer with its InfiniBand transports (Debian 13: libucx0), or `pip install nixl-cu12`"
+            "install UCX 1.15 or newer with its InfiniBand transports (Debian 13: libucx0); for NVIDIA's cards "
+            "`pip install nixl-cu12` does, too"
         )
         yield Finding(Severity.SLOWER, "RDMA", f"{', '.join(devices)}, which this UCX does not use", advice)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from quire_tools.router.engine import EngineLost, RoutedEngine
 from quire_tools.router.prompts import Prompt
 from quire_tools.router.requests import read_request
 from quire_tools.router.settings import EngineAddress, EngineRole, RouterSettings, addresses
+from tests.polling import eventually
 from tests.unit.router.fake_engines import MODEL, FakeEngine, Fault, routed
 
 BEFORE_FIRST_TOKEN = [Fault.REFUSES, Fault.BREAKS, Fault.HANGS]
@@ -194,6 +196,10 @@ async def test_another_prefill_engine_takes_over(fault: Fault) -> None:
         assert one.asked and len(decode.asked) == 12, "the decode engine noticed nothing"
 
 
+def _was_asked(engine: FakeEngine, requests: int) -> bool:
+    return len(engine.asked) >= requests
+
+
 @pytest.mark.parametrize("fault", BEFORE_FIRST_TOKEN)
 async def test_a_prompt_is_computed_once_whichever_decode_engine_answers(fault: Fault) -> None:
     described = _description()
@@ -204,9 +210,12 @@ async def test_a_prompt_is_computed_once_whichever_decode_engine_answers(fault: 
         routed(prefill=[prefill], decode=[one, two]) as (_, client),
     ):
         one.fault = fault
-        for number in range(6):
-            assert (await client.ask(f"{number}" * 300, stream=True))[:2] == (200, two.url)
-            assert len(prefill.asked) == number + 1
+        for number in range(1, 7):
+            two.answers_after = asyncio.Event()
+            answer = asyncio.create_task(client.ask(f"{number}" * 300, stream=True))
+            await eventually(partial(_was_asked, prefill, number), "the prompt is computed")
+            two.answers_after.set()
+            assert (await answer)[:2] == (200, two.url) and len(prefill.asked) == number
         if fault is not Fault.HANGS:
             assert one.asked, "it was tried"
         assert all(body["kv_transfer_params"]["do_remote_prefill"] for body in two.asked)
