@@ -70,7 +70,8 @@ PODMAN ?=
 UCX_VERSIONS := 1.15.0.post2 1.16.0.post2 1.17.0 1.18.1 1.19.0 1.20.0 1.21.0 1.22.0
 test-ucx: $(STAMP)      ## which versions of UCX transfer bytes between each other: every pair, over TCP
 	for version in $(UCX_VERSIONS); do \
-	  [ -d build/ucx/$$version ] || $(BIN)/python -m pip install -q --no-deps --target build/ucx/$$version libucx-cu12==$$version; \
+	  [ -d build/ucx/$$version ] || $(BIN)/python -m pip install -q --no-deps --target build/ucx/$$version libucx-cu12==$$version \
+	    || exit 1; \
 	done
 	QUIRE_TEST_UCX=build/ucx $(BIN)/python -m pytest -n 2 -m '' --timeout 120 tests/versions
 

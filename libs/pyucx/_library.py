@@ -46,6 +46,7 @@ OLDEST: Final = (1, 13)
 GATHERS: Final = (1, 15)
 """From this version on many slices in one put arrive correctly."""
 _NIXL: Final = ("nixl_cu13", "nixl_cu12")
+_DEVICES: Final = Path("/sys/class/infiniband")
 _IN_WHEELS: Final = frozenset({"mlx5_core"})
 _VERSION_S: Final = 20.0
 
@@ -105,8 +106,7 @@ def nixl_library() -> Path | None:
 
 def device_drivers() -> set[str]:
     """Return the kernel drivers of this machine's RDMA devices, as "mlx5_core"; of a device without one its name."""
-    folder = Path("/sys/class/infiniband")
-    devices = folder.iterdir() if folder.is_dir() else ()
+    devices = _DEVICES.iterdir() if _DEVICES.is_dir() else ()
     return {(device / "device" / "driver").resolve().name if _has_driver(device) else device.name for device in devices}
 
 

@@ -10,7 +10,8 @@ import torch
 from quire.testing.contracts import CopyStreamContract
 from quire.testing.contracts.devices import Engine
 from quire.testing.devices import LateDevice
-from quire.transport.devices import PASSED, Event, HostStream, copy_stream
+from quire.transport.devices import Event, HostStream, copy_stream
+from tests.unit.quire.late_engine import NoAfter, NoOrder, TooEarly
 
 _SHAPE = (64, 64 << 10)
 
@@ -38,37 +39,15 @@ class TestCopyStream(CopyStreamContract):
         return _on(request.param)
 
 
-class _NoOrder(LateDevice):
-    """The wait is dropped."""
-
-    def order(self, event: Event) -> None:
-        pass
-
-
-class _NoAfter(LateDevice):
-    """Copies begin at once, whatever the engine does."""
-
-    def submit(self, copies: Callable[[], None], dependency: Event | None = None) -> Event:
-        return super().submit(copies)
-
-
 class _WrongStream(LateDevice):
-    """The event is recorded on the engine's stream."""
+    """Events are recorded on the engine's stream."""
 
     def submit(self, copies: Callable[[], None], dependency: Event | None = None) -> Event:
         super().submit(copies, dependency)
         return self.record()
 
 
-class _TooEarly(LateDevice):
-    """The event is recorded in front of the copies: staging memory is used again while they read it."""
-
-    def submit(self, copies: Callable[[], None], dependency: Event | None = None) -> Event:
-        super().submit(copies, dependency)
-        return PASSED
-
-
-@pytest.mark.parametrize("fault", [_NoOrder, _NoAfter, _WrongStream, _TooEarly])
+@pytest.mark.parametrize("fault", [NoOrder, NoAfter, _WrongStream, TooEarly])
 def test_the_suite_finds_a_fault(fault: type[LateDevice]) -> None:
     failing = []
     for name in (name for name in dir(CopyStreamContract) if name.startswith("test_")):

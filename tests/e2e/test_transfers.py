@@ -110,7 +110,7 @@ async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
 
 
 async def test_shards_are_looked_up_together(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request asks for all, or several where their keys have no room in one; each shard has a lease of its own."""
+    """One request names all shards, or as many as fit a message. Every shard is leased apart."""
     async with QuireClient(cluster.gateway_address) as client:
         shards = []
         for has in (40, 0, 25):
@@ -121,12 +121,12 @@ async def test_shards_are_looked_up_together(cluster: LocalCluster, monkeypatch:
             shards.append((namespace, keys))
         for room in (1 << 20, 2 * len(shards[0][1].packed)):
             monkeypatch.setattr("quire.client.lookup._KEYS_BYTES_MAX", room)
-            found = await client.lookup_shards(shards)
-            assert [each.matched_chunks for each in found] == [40, 0, 25]
-            assert [each.namespace for each in found] == [namespace for namespace, _ in shards]
-            assert [bool(each.lease) and await client.release(each) for each in found] == [True, False, True]
+            lookups = await client.lookup_shards(shards)
+            assert [lookup.matched_chunks for lookup in lookups] == [40, 0, 25]
+            assert [lookup.namespace for lookup in lookups] == [namespace for namespace, _ in shards]
+            assert [bool(lookup.lease) and await client.release(lookup) for lookup in lookups] == [True, False, True]
         lone = [(namespace, keys.run(20, 10)) for namespace, keys in shards]
-        assert [each.there for each in await client.lookup_shards(lone, lease_ttl_ms=0, unchained=True)] == [[]] * 3
+        assert [lookup.there for lookup in await client.lookup_shards(lone, lease_ttl_ms=0, unchained=True)] == [[]] * 3
 
 
 async def test_concurrent_deliveries_do_not_mix(cluster: LocalCluster) -> None:

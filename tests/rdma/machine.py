@@ -118,8 +118,8 @@ def modules_in_order(folder: Path) -> list[tuple[str, bytes]]:
         if name in contents or name not in files:
             return  # what is built in has no file
         content = _unpacked(files[name])
-        for other in _depends(content):
-            add(other)
+        for dependency in _depends(content):
+            add(dependency)
         contents[name] = content
 
     for name in _MODULES:

@@ -66,10 +66,9 @@ class LateDevice:
     def __init__(self) -> None:
         lock = threading.RLock()
         self.engine, self.copies = LateQueue(lock), LateQueue(lock)
-        self.pinned_bytes = 0
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.pinned_bytes += memory.nbytes
+        """Do nothing: copies are by the processor."""
 
     def record(self) -> Event:
         return self.engine.mark()

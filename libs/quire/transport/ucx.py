@@ -176,9 +176,6 @@ class UcxPeer:
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         return self._endpoint.on_failure(lambda error: callback(PeerLost(str(error))))
 
-    def transports(self) -> list[tuple[str, str]]:
-        return self._endpoint.transports()
-
     def memory(self, remote: Remote) -> None:
         """Elsewhere, for all that is known."""
 

@@ -99,9 +99,11 @@ class SessionGateway:
             raise InvalidRequest("not so", field="host")
         names = [b"%d" % request.lease_ttl_ms]
         names += [b"%d of shard %d" % (request.lease_ttl_ms, at) for at, _ in enumerate(request.other_shards)]
-        first, *others = (pb.LookupResponse(matched_chunks=1, lease=name, lease_expires_ms=1 << 60) for name in names)
-        first.other_shards.extend(others)
-        return first
+        response, *other_shards = (
+            pb.LookupResponse(matched_chunks=1, lease=name, lease_expires_ms=1 << 60) for name in names
+        )
+        response.other_shards.extend(other_shards)
+        return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         return pb.ReleaseResponse(released=True)

@@ -94,17 +94,17 @@ async def test_a_wait_ends_with_its_time_or_when_all_arrives() -> None:
 
 
 async def test_a_part_is_enough_after_a_while() -> None:
-    """It waits for more, and without a part for anything."""
+    """After `part_s` what there is suffices; with nothing there, any chunk."""
     world = _World(10)
     await world.begin("b", 10, 40)
     for first, waits in ((10, False), (40, True), (0, False)):
-        waiting = asyncio.create_task(world.following.until_they_arrive(QUESTION, 5.0, first=first, part_s=1.0))
+        wait = asyncio.create_task(world.following.until_they_arrive(QUESTION, 5.0, first=first, part_s=1.0))
         for step in range(30):
             await asyncio.sleep(0)
             await world.clock.advance(0.1)
-            assert step > 5 or not waiting.done()
-        assert waiting.done() != waits
-        waiting.cancel()
+            assert step > 5 or not wait.done()
+        assert wait.done() != waits
+        wait.cancel()
 
 
 class _Away:

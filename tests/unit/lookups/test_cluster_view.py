@@ -61,13 +61,16 @@ def _view(redis: _Redis, clock: FakeClock) -> RefreshedView:
     return RefreshedView(members=redis, tenants=redis, clock=clock, refresh_s=0.5)
 
 
+def _lookups(index: MemoryIndex, view: RefreshedView, clock: FakeClock) -> Lookups:
+    settings = LookupSettings(secrets=(b"s" * 32,))
+    return Lookups(settings=settings, index=index, view=view, profiles=Profiles(None), clock=clock)
+
+
 async def test_what_a_node_holds_that_has_just_joined_is_found() -> None:
     """Its chunks were acknowledged to a client that knew it from the orchestrator."""
     redis, clock, index = _Redis(), FakeClock(), MemoryIndex()
     view = _view(redis, clock)
-    lookups = Lookups(
-        settings=LookupSettings(secrets=(b"s" * 32,)), index=index, view=view, profiles=Profiles(None), clock=clock
-    )
+    lookups = _lookups(index, view, clock)
     await view.start()
     redis.names.append("b")
     keys = block_keys(SPACE, list(range(64)))
@@ -203,9 +206,7 @@ async def test_a_member_that_leaves_is_forgotten_at_once() -> None:
 async def test_no_lease_is_left_if_one_of_several_look_ups_fails() -> None:
     redis, clock, index = _Redis(), FakeClock(), MemoryIndex()
     view = _view(redis, clock)
-    lookups = Lookups(
-        settings=LookupSettings(secrets=(b"s" * 32,)), index=index, view=view, profiles=Profiles(None), clock=clock
-    )
+    lookups = _lookups(index, view, clock)
     await view.start()
     keys = block_keys(SPACE, list(range(64)))
     await index.register("a", records(keys, 0, 4), 0)

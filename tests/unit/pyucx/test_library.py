@@ -54,6 +54,16 @@ def test_the_order(
     assert [origin for origin, _ in _library.candidates()] == order
 
 
+def test_a_device_has_the_name_of_its_driver_or_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "_DEVICES", tmp_path / "infiniband")
+    assert not _library.device_drivers()
+    (tmp_path / "drivers" / "mlx5_core").mkdir(parents=True)
+    for device in ("mlx5_0", "rxe0"):
+        (tmp_path / "infiniband" / device / "device").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_0" / "device" / "driver").symlink_to(tmp_path / "drivers" / "mlx5_core")
+    assert _library.device_drivers() == {"mlx5_core", "rxe0"}
+
+
 def test_a_library_may_be_forced(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYUCX_LIBUCP", "/some/libucp.so.0")
     assert _library.candidates() == [("PYUCX_LIBUCP", Path("/some/libucp.so.0"))]

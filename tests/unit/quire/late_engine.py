@@ -75,7 +75,7 @@ class LoopClient:
     async def release(self, lookup: Any) -> None:
         pass
 
-    async def fetch(self, found: Any, buffer: Buffer, **_: Any) -> Any:
+    async def fetch(self, lookup: Any, buffer: Buffer, **_: Any) -> Any:
         self.log.append("fetch")
         layers, chunks, size = self.payload.shape
         buffer.layers(layers, chunks, size)[:] = self.payload

@@ -205,20 +205,20 @@ async def test_a_prompt_is_computed_once_whichever_decode_engine_answers(fault: 
     described = _description()
     async with (
         FakeEngine("prefill", description=described, answers_after=asyncio.Event()).run() as prefill,
-        FakeEngine("one", description=described).run() as one,
-        FakeEngine("two", description=described).run() as two,
-        routed(prefill=[prefill], decode=[one, two]) as (_, client),
+        FakeEngine("one", description=described).run() as faulty,
+        FakeEngine("two", description=described).run() as sound,
+        routed(prefill=[prefill], decode=[faulty, sound]) as (_, client),
     ):
-        one.fault = fault
+        faulty.fault = fault
         for number in range(1, 7):
-            two.answers_after = asyncio.Event()
+            sound.answers_after = asyncio.Event()
             answer = asyncio.create_task(client.ask(f"{number}" * 300, stream=True))
             await eventually(partial(_was_asked, prefill, number), "the prompt is computed")
-            two.answers_after.set()
-            assert (await answer)[:2] == (200, two.url) and len(prefill.asked) == number
+            sound.answers_after.set()
+            assert (await answer)[:2] == (200, sound.url) and len(prefill.asked) == number
         if fault is not Fault.HANGS:
-            assert one.asked, "it was tried"
-        assert all(body["kv_transfer_params"]["do_remote_prefill"] for body in two.asked)
+            assert faulty.asked, "it was tried"
+        assert all(body["kv_transfer_params"]["do_remote_prefill"] for body in sound.asked)
 
 
 @pytest.mark.parametrize("fault", BEFORE_FIRST_TOKEN)

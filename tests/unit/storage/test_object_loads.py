@@ -332,8 +332,8 @@ async def test_what_a_prefetch_brings_is_listed_also_if_a_delivery_reads_it(worl
     await world.damage(2, 0)
     ((delivered, _),) = world.loads.join(_wanted(0), "", None)
     ((shared, _),) = world.loads.join(_wanted(1), "", None)
-    wanted = [*_wanted(1, 2, 3), *_wanted(4, generation=0)]
-    assert await world.loads.bring(wanted, 0.0) == {_key(1), _key(3), _key(4)}
+    chunks = [*_wanted(1, 2, 3), *_wanted(4, generation=0)]
+    assert await world.loads.bring(chunks, 0.0) == {_key(1), _key(3), _key(4)}
     assert world.listed == {_key(3): 7}, "the delivery still uses the load of the first one"
     await _read(delivered)
     for load in (delivered, shared):

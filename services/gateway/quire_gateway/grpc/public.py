@@ -95,11 +95,10 @@ class GatewayServicer(GatewayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            questions = [await self._question(part, principal) for part in _by_shard(request)]
-            answers = await self._lookups.lookup_all(questions)
-            first, *others = map(_found, answers, questions)
-            first.other_shards.extend(others)
-            return first
+            questions = [await self._question(shard, principal) for shard in _by_shard(request)]
+            response, *other_shards = map(_found, await self._lookups.lookup_all(questions), questions)
+            response.other_shards.extend(other_shards)
+            return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         principal = await self._admission.caller(context)
@@ -366,19 +365,19 @@ def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
 
 def _by_shard(request: pb.LookupRequest) -> list[pb.LookupRequest]:
     """Return a request for each shard. Raises `InvalidRequest`, `NotAllowed`."""
-    others = request.other_shards
-    if len(others) > _OTHER_SHARDS_MAX:
-        raise InvalidRequest(f"{len(others)} other shards, {_OTHER_SHARDS_MAX} at most", field="other_shards")
-    if others and (request.tokens or request.prompt_tokens):
+    count = len(request.other_shards)
+    if count > _OTHER_SHARDS_MAX:
+        raise InvalidRequest(f"{count} other shards, {_OTHER_SHARDS_MAX} at most", field="other_shards")
+    if count and (request.tokens or request.prompt_tokens):
         raise InvalidRequest("look-ups of several shards are by keys, without advice", field="other_shards")
-    if any(other.namespace.tenant_salt != request.namespace.tenant_salt for other in others):
+    if any(shard.namespace.tenant_salt != request.namespace.tenant_salt for shard in request.other_shards):
         raise NotAllowed("another tenant's shard")
     requests = [request]
-    for other in others:
-        shard = pb.LookupRequest(namespace=other.namespace, chunk_keys=other.chunk_keys)
-        shard.lease_ttl_ms, shard.unchained = request.lease_ttl_ms, request.unchained
-        shard.host, shard.zone = request.host, request.zone
-        requests.append(shard)
+    for shard in request.other_shards:
+        shard_request = pb.LookupRequest(namespace=shard.namespace, chunk_keys=shard.chunk_keys)
+        shard_request.lease_ttl_ms, shard_request.unchained = request.lease_ttl_ms, request.unchained
+        shard_request.host, shard_request.zone = request.host, request.zone
+        requests.append(shard_request)
     return requests
 
 

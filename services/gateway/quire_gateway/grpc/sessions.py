@@ -265,9 +265,9 @@ class Sessions:
             return pb.SessionResponse(id=message.id, last=True)
         answer = await method(request, session.context)
         if field == "lookup":
-            for found in (answer, *answer.other_shards):
-                if found.lease:
-                    session.own(found.lease, found.lease_expires_ms)
+            for shard in (answer, *answer.other_shards):
+                if shard.lease:
+                    session.own(shard.lease, shard.lease_expires_ms)
         elif field == "release":
             session.disown(request.lease)
         return pb.SessionResponse(id=message.id, last=True, **{field: answer})

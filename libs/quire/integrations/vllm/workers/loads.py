@@ -39,7 +39,7 @@ class Load:
 
     `arrived`: layers that are complete; `ended`: every node has stopped writing; `missing`: block ids.
 
-    `copying`: it is copied from staging memory to vLLM's blocks, between the events `dependency` and `behind`;
+    `copying`: it is copied from staging memory to vLLM's blocks, between the events `dependency` and `last_copy`;
     `quarantined`: given up while a node may write to its staging memory; `wanted_ns`: when vLLM waited for each layer.
     """
 
@@ -48,7 +48,7 @@ class Load:
     staging: Buffer | None
     link: LinkTime
     dependency: Event = PASSED
-    behind: Event = PASSED
+    last_copy: Event = PASSED
     begun_s: float = field(default_factory=time.monotonic)
     arrived: int = 0
     failed: bool = False
@@ -170,8 +170,8 @@ class Loads:
         staging = None
         if self._direct is None and plan.blocks:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-        found = plan.found[self._shard] if plan.found else None
-        load = Load(plan, found, staging, self._link, self._copies.record())  # vLLM may still read what was there
+        lookup = plan.found[self._shard] if plan.found else None
+        load = Load(plan, lookup, staging, self._link, self._copies.record())  # vLLM may still read what was there
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
@@ -215,7 +215,7 @@ class Loads:
                 self._note_late(load)
             if not load.failed:
                 self._copy(load, layer + 1)
-                self._copies.order(load.behind)
+                self._copies.order(load.last_copy)
 
     def finish_step(self) -> None:
         """The step is over: blocks that did not arrive are known, and no node writes to blocks of this step's loads."""
@@ -264,13 +264,13 @@ class Loads:
     def _give_back(self, load: Load) -> None:
         """Give staging memory back that no node writes to, once no copy reads it."""
         if load.staging is not None:
-            load.behind.synchronize()
+            load.last_copy.synchronize()
             self._pool.give_back(load.staging)
 
     def _copy_whole(self, load: Load) -> None:
         """Return when all layers are in vLLM's blocks."""
         self._copy(load, self._blocks.num_layers)
-        load.behind.synchronize()
+        load.last_copy.synchronize()
 
     def _copy(self, load: Load, stop: int) -> None:
         """Begin copies of layers up to `stop` out of staging memory; of a load that has failed, what arrived whole."""
@@ -286,7 +286,7 @@ class Loads:
                 copy = partial(self._blocks.put, layer, [blocks[at] for at in present], layers[layer][present])
             else:
                 continue
-            load.behind = self._copies.submit(copy, load.dependency)
+            load.last_copy = self._copies.submit(copy, load.dependency)
         load.copied = max(load.copied, stop)
 
     # ---- beside the steps

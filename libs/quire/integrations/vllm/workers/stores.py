@@ -32,8 +32,8 @@ _LOOK_S: Final = 0.0005
 class _Store:
     """Store of one request in a step.
 
-    `copied`: by layer the event behind its copy to staging memory; `begun`: layers from the first on whose copies have
-    begun; `wake`: on the client's loop, there are more.
+    `copied`: by layer the event behind its copy to staging memory; `begun_layers`: those from the first on whose
+    copies have begun; `wake`: on the client's loop, there are more.
 
     `before`: the request's last store; until it is `over`, no node knows the chunks that this one goes on from.
     """
@@ -45,7 +45,7 @@ class _Store:
     stored: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     copied: dict[int, Event] = field(default_factory=dict)
-    begun: int = 0
+    begun_layers: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -60,7 +60,7 @@ class BlockStores:
         self._count = parts.count
         self._durability = durability
         self._step: list[_Store] = []
-        self._behind: Event = PASSED
+        self._last_copy: Event = PASSED
         self._room = threading.Semaphore(_AT_ONCE)
         self._unstored: deque[Unstored] = deque()
         self._last: dict[str, _Store] = {}
@@ -101,7 +101,7 @@ class BlockStores:
         for store in self._step:
             for layer in range(self._blocks.num_layers):  # of blocks that earlier steps computed, if none ran
                 self._copy(store, layer)
-        self._copies.order(self._behind)
+        self._copies.order(self._last_copy)
         self._step = []
 
     def stored(self) -> list[StoredRun]:
@@ -124,9 +124,9 @@ class BlockStores:
         if layer in store.copied:
             return
         copy = partial(self._blocks.take, layer, store.plan.blocks, store.layers[layer])
-        store.copied[layer] = self._behind = self._copies.submit(copy, dependency=self._copies.record())
-        while store.begun in store.copied:
-            store.begun += 1
+        store.copied[layer] = self._last_copy = self._copies.submit(copy, dependency=self._copies.record())
+        while store.begun_layers in store.copied:
+            store.begun_layers += 1
         self._client.post(store.wake.set)
 
     # ---- on the client's loop
@@ -181,9 +181,9 @@ class BlockStores:
 
     async def _layer(self, store: _Store, layer: int) -> None:
         """Return when the layer is in staging memory."""
-        while store.begun <= layer:
+        while store.begun_layers <= layer:
             store.wake.clear()
-            if store.begun <= layer:
+            if store.begun_layers <= layer:
                 await store.wake.wait()
         while not store.copied[layer].query():
             await asyncio.sleep(_LOOK_S)
