@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import imagecodecs
 import numpy as np
 import pytest
-import torch
-from diffusers import AutoencoderTiny
 
 from quire.client.memory.quarantine import may_be_in_use
 from quire.client.memory.remote_memory import PeerTransfers
@@ -32,20 +30,23 @@ from quire.model.errors import (
 )
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo, Vae, encode_record
+from quire.model.nodes import KnownVae
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
+from quire_decoder.adapters.engines import make_engine
 from quire_decoder.adapters.pictures import read_picture
-from quire_decoder.adapters.vae import DiffusersVaes
-from quire_decoder.adapters.weights import weights_digest
+from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings
+from quire_decoder.adapters.weights import find_weights, weights_digest
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
-from quire_decoder.ports import Pixels
+from quire_decoder.ports import CachedForm, Decoded, Pixels
 from quire_decoder.runtime import Decoder
 from quire_server.clock import SystemClock
+from tests.polling import eventually
+from tests.unit.decoder.small_vae import write_small_vae
 
 PNG = Rendering("png")
-Tiny: Any = AutoencoderTiny
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Owners:
             raise NodeUnavailable(address)
         return self.decoders[address]
 
-    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
+    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> CachedForm | None:
         return await self._of(address).read_cached(entry, target)
 
     async def write_back(
@@ -99,8 +100,9 @@ class Owners:
         entry: ImageEntry,
         record: tuple[RdmaTarget, int] | None,
         image: tuple[RdmaTarget, int] | None,
+        build: str = "",
     ) -> None:
-        await self._of(address).write_back(entry, record, image)
+        await self._of(address).write_back(entry, record, image, build=build)
 
 
 @dataclass
@@ -114,15 +116,8 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(5)
     folder = tmp_path_factory.mktemp("vae")
-    Tiny(
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        num_encoder_blocks=(1, 1),
-        num_decoder_blocks=(1, 1),
-        latent_channels=4,
-    ).save_pretrained(folder)
+    write_small_vae(folder)
     return folder
 
 
@@ -136,7 +131,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
         owners.decoders[name] = Decoder(
             config=DecoderConfig(cache_bytes=1 << 20),
             records=records,
-            vae=DiffusersVaes([vae], "cpu", 1 << 30),
+            vaes=[DiffusersVaes(find_weights([vae]), make_engine("auto", "cpu"), VaeSettings())],
             encoder=ImagecodecsEncoder(),
             make_encoder_process=partial(EncodingProcess, 1 << 30, 60.0),
             read_picture=read_picture,
@@ -312,7 +307,7 @@ async def test_a_record_that_promises_more_than_the_vae_makes(scene: Scene) -> N
 
 async def test_what_is_wanted_no_more_is_not_decoded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record comes all the same; the device is not asked, and who comes next begins anew."""
-    device = scene.home._pipeline.device
+    device = scene.home._pipeline.devices
     asked, decode = list[str](), device.decode
 
     async def counted(latent: Any, info: LatentInfo, tenant: str) -> Any:
@@ -332,3 +327,67 @@ async def test_what_is_wanted_no_more_is_not_decoded(scene: Scene, monkeypatch: 
     async with asyncio.timeout(20):
         assert (await scene.home.serve(entry, PNG, "")).source == "miss"
     assert len(asked) == 1 and scene.records.fetches == 2
+
+
+class Rebuilding:
+    """Another `VaeRunner`, whose build changes when it is told to: its pixels are inverted then."""
+
+    def __init__(self, vae: DiffusersVaes) -> None:
+        self._vae, self.suffix, self.lanes = vae, "", 1
+
+    @property
+    def build(self) -> str:
+        return self._vae.build + self.suffix
+
+    @property
+    def known(self) -> tuple[KnownVae, ...]:
+        return self._vae.known
+
+    def encode(self, pixels: Pixels, weights_sha256: str) -> Any:
+        return self._vae.encode(pixels, weights_sha256)
+
+    def close(self) -> None:
+        self._vae.close()
+
+    def decode(self, latents: Any, info: LatentInfo) -> Decoded:
+        decoded = self._vae.decode(latents, info)
+        if not self.suffix:
+            return replace(decoded, build=self.build)
+        return replace(decoded, pixels=[255 - pixels for pixels in decoded.pixels], build=self.build)
+
+
+async def test_pixels_of_an_earlier_build_are_not_served(scene: Scene) -> None:
+    """An engine was built: images and renditions of before are gone, at home and for another decoder; latents stay."""
+    vaes = []
+    for decoder in (scene.home, scene.other):
+        devices = decoder._pipeline.devices
+        vaes.append(Rebuilding(cast(DiffusersVaes, devices._runners[0])))
+        lanes = [replace(lane, runner=vaes[-1]) for lane in devices._idle]
+        devices._idle, devices._lanes, devices._runners = lanes, tuple(lanes), [vaes[-1]]
+    entry, small = _image(scene, 77), Rendering("png", width=8)
+    before = [await scene.home.serve(entry, PNG) for _ in range(2)]
+    rendition = await scene.home.serve(entry, small)
+    assert before[1].source == "image" and before[0].build == before[1].build == rendition.build == scene.home.build
+    vaes[0].suffix = ", another"
+    assert await scene.home.serve_cached(entry, PNG) is None and await scene.home.serve_cached(entry, small) is None
+    after = await scene.home.serve(entry, PNG)
+    assert after.source == "latent" and after.build == scene.home.build != before[0].build
+    assert np.array_equal(_pixels(after.image), 255 - _pixels(before[0].image))
+    await eventually(lambda: scene.home.stats["cache.image_bytes"] > 0, "the new image is kept")
+    elsewhere = await scene.other.serve(entry, PNG, "home")
+    assert elsewhere.image == before[0].image and elsewhere.build == before[0].build, "of the other decoder's own build"
+    at_home = await scene.home.serve(entry, PNG)
+    assert at_home.source == "image" and at_home.image == after.image, "what the other one made is not kept here"
+
+
+async def test_an_image_that_was_made_before_another_build_is_not_kept(scene: Scene) -> None:
+    entry = _image(scene, 78)
+    served = await scene.home.serve(entry, PNG)
+    image = np.frombuffer(served.image, np.uint8)
+    memory = scene.home._remote_memory
+    await eventually(lambda: scene.home.stats["cache.image_bytes"] > 0, "it is kept")
+    scene.home._cache.forget_pixels()
+    for build, kept in (("another", False), (served.build, True)):
+        with memory.lend(image.tobytes()) as lent:
+            await scene.home.write_back(entry, None, (lent, len(image)), build=build)
+        assert (scene.home.stats["cache.image_bytes"] > 0) == kept

@@ -41,7 +41,7 @@ ALL: list[dict[str, Any]] = [
     yaml.safe_load((CHART / "values-trial.yaml").read_text()),
     {"tls": {"certificates": "secrets"}},
     {"tls": {"certificates": "cert-manager"}},
-    {"decoder": {"gpu": True}, **PLAIN},
+    {"decoder": {"gpus": 2}, **PLAIN},
     {"rdma": {"enabled": True}, **PLAIN},
     {"rdma": {"enabled": True, "root": True}},
     {"sharedMemory": {"enabled": True}},
@@ -78,11 +78,19 @@ def test_cert_manager_makes_what_services_mount() -> None:
     assert made.keys() == {"quire-public-tls", "quire-authority"}
 
 
-def test_gateways_are_scaled_by_what_the_adapter_makes() -> None:
+def test_pods_are_scaled_by_what_the_adapter_makes() -> None:
     rules = yaml.safe_load((CHART.parents[2] / "observability/prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    scaler = by_name(rendered({"monitoring": {"enabled": True}}))["HorizontalPodAutoscaler", "quire-gateway"]
-    metrics = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"] if metric["type"] == "Pods"}
-    assert metrics == {rule["name"]["as"] for rule in rules} == {"quire_gateway_transfers", "quire_lookup_seconds_p99"}
+    objects = by_name(rendered({"monitoring": {"enabled": True}, "decoder": {"gpus": 4, "queue": 3}}))
+    targets = {
+        metric["pods"]["metric"]["name"]: metric["pods"]["target"]["averageValue"]
+        for role in ("gateway", "decoder")
+        for metric in objects["HorizontalPodAutoscaler", f"quire-{role}"]["spec"]["metrics"]
+        if metric["type"] == "Pods"
+    }
+    assert targets.keys() == {rule["name"]["as"] for rule in rules}
+    assert targets == {"quire_gateway_transfers": "64", "quire_lookup_seconds_p99": "20m", "quire_decoder_queue": "12"}
+    (decoder,) = objects["Deployment", "quire-decoder"]["spec"]["template"]["spec"]["containers"]
+    assert decoder["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 
 def test_a_redis_cluster_is_where_services_look_for_it() -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from quire.model.latents import LatentInfo
 from quire.model.nodes import KnownVae
 from quire_decoder.config import PREFIX, DecoderConfig
-from quire_decoder.ports import Pixels, VaeRunner
+from quire_decoder.ports import Decoded, Pixels, VaeRunner
 from quire_decoder.server import serve
 from quire_server.service import run_service
 
@@ -32,13 +32,20 @@ class DelayedVae:
         return self._vae.build
 
     @property
+    def lanes(self) -> int:
+        return 1
+
+    @property
     def known(self) -> tuple[KnownVae, ...]:
         return self._vae.known
+
+    def close(self) -> None:
+        self._vae.close()
 
     def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
         return self._vae.encode(pixels, weights_sha256)
 
-    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
         time.sleep(self._delay_s)
         return self._vae.decode(latents, info)
 

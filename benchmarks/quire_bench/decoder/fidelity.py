@@ -16,7 +16,9 @@ import numpy.typing as npt
 from rich.progress import track
 
 from quire.model.latents import LatentInfo, Values, decode_record, denormalised, encode_record
-from quire_decoder.adapters.vae import DiffusersVaes
+from quire_decoder.adapters.engines import make_engine
+from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings
+from quire_decoder.adapters.weights import find_weights
 from quire_decoder.ports import Pixels
 from quire_tools.local.pictures import VAE_FOLDER, encode, pictures
 from quire_tools.report import Report, Row
@@ -109,11 +111,11 @@ def run(count: int, size: int, show_progress: bool = True) -> Report:
 
 
 def _decodes(latents: Sequence[tuple[Values, LatentInfo]], engine: str, dtype: str) -> list[Pixels]:
-    vaes = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, engine)
+    vaes = DiffusersVaes(find_weights([VAE_FOLDER]), make_engine(engine, "cpu"), VaeSettings())
     made = []
     for values, info in latents:
         asked = replace(info, decode=replace(info.decode, dtype=dtype))
-        made.append(vaes.decode([denormalised(values, info)], asked)[0])
+        made.append(vaes.decode([denormalised(values, info)], asked).pixels[0])
     return made
 
 

@@ -7,6 +7,7 @@ it is a small one: there the measurement is only tried.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +16,21 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from quire.model.errors import QuireError
+from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.latents import DecodeRule, LatentInfo, Vae
 from quire_bench.decoder.fidelity import psnr
 from quire_bench.gpu.device import Device
-from quire_decoder.adapters.vae import DiffusersVaes
+from quire_decoder.adapters.built_engines import USES_MIN, BuiltEngines
+from quire_decoder.adapters.engines import make_engine
+from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings
+from quire_decoder.adapters.weights import find_weights
 from quire_decoder.ports import Pixels
 from quire_tools.report import Row, median
 
 _STAGES: Final = (128, 256, 512, 512)
 _SMALL: Final = (32, 32, 64, 64)
 _SCALE: Final = 8
+_POLL_S: Final = 0.5
 
 
 def make_vae(folder: Path, stages: Sequence[int]) -> str:
@@ -57,10 +62,11 @@ def measure(
         latent, info = _latent(size, weights, dtype)
         try:
             if size not in references:
-                exact = DiffusersVaes([folder], device.torch.type, 1 << 34, "eager", 1 << 36)
-                references[size] = exact.decode([latent], _latent(size, weights, "float32")[1])[0]
-            vaes = DiffusersVaes([folder], device.torch.type, 1 << 34, engine, 1 << 36)
-            made = [vaes.decode([latent], info)[0] for _ in range(2)][-1]
+                exact = _vaes(folder, device, "eager")
+                references[size] = exact.decode([latent], _latent(size, weights, "float32")[1]).pixels[0]
+            vaes = _vaes(folder, device, engine)
+            _wait_for_engine(vaes, latent, info)
+            made = [vaes.decode([latent], info).pixels[0] for _ in range(2)][-1]
             took = [device.seconds(lambda: vaes.decode([latent], info)) for _ in range(rounds)]  # noqa: B023
         except (QuireError, RuntimeError) as error:
             notes.append(f"{engine}, {dtype}, {size}: {str(error).splitlines()[0]}")
@@ -70,6 +76,26 @@ def measure(
         params = {"part": f"decode {size}", "way": f"{engine}, {dtype}"}
         rows.append(Row(params, figures, plain * 1e3, plain / median(took)))
     return rows, notes
+
+
+def _vaes(folder: Path, device: Device, engine: str) -> DiffusersVaes:
+    name = "cuda:0" if device.is_cuda else "cpu"
+    settings = VaeSettings(device=name, bytes_max=1 << 34, decode_bytes=1 << 36)
+    made = make_engine(engine, name, folder=folder.parent / "engines")
+    return DiffusersVaes(find_weights([folder]), made, settings)
+
+
+def _wait_for_engine(vaes: DiffusersVaes, latent: Any, info: LatentInfo) -> None:
+    """Decode until the engine for the shape is built, if it is one that is built. Raises `ConfigInvalid`."""
+    engine = vaes.engine
+    if not isinstance(engine, BuiltEngines):
+        return
+    for _ in range(USES_MIN):
+        vaes.decode([latent], info)
+    while engine.files.is_building:
+        time.sleep(_POLL_S)
+    if not engine.files.ready:
+        raise ConfigInvalid("the engine could not be built: the log says why")
 
 
 def _latent(size: int, weights: str, dtype: str) -> tuple[Any, LatentInfo]:

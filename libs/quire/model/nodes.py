@@ -71,13 +71,25 @@ class KnownVae:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderInfo:
-    """A decoder. Images of one `build` are equal. `signer`: names the certificate that it signs provenance with."""
+    """A decoder.
+
+    Attributes:
+        build: Images of one build are equal.
+        capacity_bytes: Of its cache.
+        used_bytes: Of its cache.
+        vaes: That it decodes with.
+        signer: Names the certificate that it signs provenance with.
+        queued: Latents that wait for its devices or are being decoded.
+        devices: That decode, at least one.
+    """
 
     build: str = ""
     capacity_bytes: int = 0
     used_bytes: int = 0
     vaes: tuple[KnownVae, ...] = ()
     signer: str = ""
+    queued: int = 0
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

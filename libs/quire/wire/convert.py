@@ -275,6 +275,8 @@ def node_to(node: Node) -> pb.Node:
             message.decoder.capacity_bytes = decoder.capacity_bytes
             message.decoder.used_bytes = decoder.used_bytes
             message.decoder.signer = decoder.signer
+            message.decoder.queued = decoder.queued
+            message.decoder.devices = decoder.devices
             message.decoder.vaes.extend(pb.KnownVae(**asdict(vae)) for vae in decoder.vaes)
         case GatewayInfo():
             message.gateway.SetInParent()
@@ -305,6 +307,8 @@ def _info_from(message: pb.Node) -> Info:
                 used_bytes=decoder.used_bytes,
                 vaes=tuple(map(_vae_from, decoder.vaes)),
                 signer=decoder.signer,
+                queued=decoder.queued,
+                devices=max(1, decoder.devices),
             )
         case "gateway":
             return GatewayInfo()

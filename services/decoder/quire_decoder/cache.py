@@ -97,6 +97,13 @@ class Cache:
         """The same for an encoded answer. `variant`: see `Rendering.variant`."""
         self._keep(KeptForm(entry.record_name, Form.RENDITION, variant), data)
 
+    def forget_pixels(self) -> None:
+        """Let images and renditions leave: they are of another build."""
+        for cached in [cached for cached in self._bytes if cached.form is not Form.LATENT]:
+            self._cache.remove(cached)
+            del self._bytes[cached]
+        self._cache.gone.clear()
+
     def _keep(self, cached: KeptForm[bytes], data: bytes) -> None:
         if cached.form in self._forms and self._cache.keep(cached, len(data)):
             self._bytes[cached] = data

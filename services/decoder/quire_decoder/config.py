@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from quire_decoder.core.precision import CHOICES
 from quire_server.config import MemberConfig, setting
 
 PREFIX = "QUIRE_DECODER_"
+ENGINES: Final = ("auto", "eager", "channels_last", "compile", "graphs", "tensorrt")
+"""Ways to run a VAE; see `adapters.engines`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +25,19 @@ class DecoderConfig(MemberConfig):
     )
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     warm: bool = setting(True, "load the VAEs before serving; else each with its first image")
-    device: str = setting("auto", "cuda, cpu, or auto for the better one", choices=("auto", "cuda", "cpu"))
+    device: str = setting("auto", "cpu, cuda for all GPUs, cuda:N for one, or auto for what there is")
     engine: str = setting(
         "auto",
-        "eager, channels_last, compile, graphs or tensorrt; auto by the device",
-        choices=("auto", "eager", "channels_last", "compile", "graphs", "tensorrt"),
+        "eager, channels_last, graphs, compile or tensorrt; auto by the device. The last two are built once for each "
+        "shape, in minutes in which the VAE is decoded eagerly",
+        choices=ENGINES,
+    )
+    engines_folder: str = setting("", "where engines that are built are kept; empty: the user's cache")
+    graph_bytes: int = setting(8 << 30, "memory of a device for recorded graphs; the least used go", minimum=0)
+    dtype: str = setting(
+        "record",
+        "number format of decoding: as the record says; auto: the quickest whose pictures are near those of float32",
+        choices=CHOICES,
     )
     batch_max: int = setting(8, "latents decoded together, where that pays and changes no pixel", minimum=1)
     model_bytes: int = setting(2 << 30, "memory for loaded VAEs; the least used go", minimum=1)

@@ -1,11 +1,10 @@
-"""The device: one batch at a time. Latents that wait for it and are of one kind go together, where that pays."""
+"""The devices of a node, behind one queue. Latents that wait and are of one kind go together, where that pays."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,14 +14,24 @@ import numpy.typing as npt
 
 from quire.model.fair_queue import FairQueue
 from quire.model.latents import LatentInfo
+from quire.model.nodes import KnownVae
 from quire.telemetry import background
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.errors import DeviceFull
-from quire_decoder.ports import Pixels, VaeRunner
+from quire_decoder.ports import Decoded, Pixels, VaeRunner
 
 Latent = npt.NDArray[np.float32]
 _Kind = tuple[Any, ...]
 _KINDS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded latent, the device's seconds for it, and the build that its pixels depend on."""
+
+    pixels: Pixels
+    seconds: float
+    build: str
 
 
 @dataclass(slots=True, eq=False)
@@ -30,41 +39,78 @@ class _Waiting:
     latent: Latent
     info: LatentInfo
     tenant: str
-    done: asyncio.Future[tuple[Pixels, float]]
+    done: asyncio.Future[Picture]
 
     @property
     def kind(self) -> _Kind:
         return self.latent.shape, self.info.vae.weights_sha256, self.info.decode.dtype
 
 
-class Device:
-    """A queue before a `VaeRunner`, which has a thread of its own. `clock` is in seconds."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lane:
+    """A thread that decodes on a device."""
 
-    def __init__(self, vae: VaeRunner, batch_max: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._vae = vae
-        self._clock = clock
+    runner: VaeRunner
+    thread: ThreadPoolExecutor
+
+
+class Devices:
+    """A queue before the `VaeRunner` of each device, which may have several threads.
+
+    Args:
+        runners: Of devices that make the same pixels.
+        batch_max: Latents of a batch.
+    """
+
+    def __init__(self, runners: Sequence[VaeRunner], batch_max: int) -> None:
+        self._runners = runners
         self._batch_max = batch_max
-        self._thread = ThreadPoolExecutor(1, "device")
+        rounds = range(max(runner.lanes for runner in runners))
+        self._idle = [
+            _Lane(runner, ThreadPoolExecutor(1, "device"))
+            for number in rounds
+            for runner in runners
+            if number < runner.lanes
+        ]
+        self._lanes = tuple(self._idle)
         self._queue: FairQueue[_Waiting] = FairQueue()
         self._sizes: OrderedDict[_Kind, BatchSizes] = OrderedDict()
-        self._worker: asyncio.Task[None] | None = None
+        self._working: set[asyncio.Task[None]] = set()
         self._running = 0
         self.batches = 0
+
+    @property
+    def count(self) -> int:
+        """Devices."""
+        return len(self._runners)
+
+    @property
+    def build(self) -> str:
+        """Facts that decide the pixels of a latent from now on."""
+        return self._runners[0].build
+
+    @property
+    def known(self) -> tuple[KnownVae, ...]:
+        """VAEs that every device can decode with."""
+        others = [set(runner.known) for runner in self._runners[1:]]
+        return tuple(vae for vae in self._runners[0].known if all(vae in known for known in others))
 
     @property
     def waiting(self) -> int:
         """Latents that wait or are being decoded."""
         return len(self._queue) + self._running
 
-    async def decode(self, latent: Latent, info: LatentInfo, tenant: str = "") -> tuple[Pixels, float]:
-        """The pixels, and the seconds of the device that they took. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
+    async def decode(self, latent: Latent, info: LatentInfo, tenant: str = "") -> Picture:
+        """The pixels of a latent. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
 
-        Tenants take turns. A request that is cancelled while it waits takes no time of the device.
+        Tenants take turns. A request that is cancelled while it waits takes no time of a device.
         """
         job = _Waiting(latent, info, tenant, asyncio.get_running_loop().create_future())
         self._queue.add(tenant, job)
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work(), context=background())
+        if self._idle:
+            task = asyncio.create_task(self._work(self._take_lane()), context=background())
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
         try:
             return await job.done
         finally:
@@ -72,80 +118,103 @@ class Device:
 
     async def encode(self, pixels: Pixels, weights_sha256: str) -> Latent:
         """The latent of a picture, between two batches. Raises `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._vae.encode, pixels, weights_sha256)
+        lane = (self._idle or self._lanes)[0]
+        return await asyncio.get_running_loop().run_in_executor(lane.thread, lane.runner.encode, pixels, weights_sha256)
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for task in self._working:
+            task.cancel()
+        for runner in self._runners:
+            runner.close()
+        for lane in self._lanes:
+            lane.thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _work(self) -> None:
+    def _take_lane(self) -> _Lane:
+        """Take a lane of the device with the most idle ones."""
+        runners = [lane.runner for lane in self._idle]
+        lane = max(self._idle, key=lambda lane: runners.count(lane.runner))
+        self._idle.remove(lane)
+        return lane
+
+    async def _work(self, lane: _Lane) -> None:
         try:
             while len(self._queue):
                 batch = self._take()
-                self._running = len(batch)
-                await self._run(batch)
-                self._running = 0
+                self._running += len(batch)
+                try:
+                    await self._run(lane, batch)
+                finally:
+                    self._running -= len(batch)
         finally:
-            self._worker, self._running = None, 0
+            self._idle.append(lane)
 
     def _take(self) -> list[_Waiting]:
         """Take the next latent in turn, and others of its kind."""
         first = self._queue.take()
         alike = 1 + self._queue.count(lambda latent: latent.kind == first.kind)
-        size = self._sizes_of(first.kind).next_size(alike)
+        size = self._sizes_of(first.kind, self.build).next_size(alike)
         return [first, *self._queue.take_alike(lambda latent: latent.kind == first.kind, size - 1)]
 
-    async def _run(self, batch: list[_Waiting]) -> None:
-        sizes, loop = self._sizes_of(batch[0].kind), asyncio.get_running_loop()
+    async def _run(self, lane: _Lane, batch: list[_Waiting]) -> None:
+        build, loop = self.build, asyncio.get_running_loop()
+        sizes = self._sizes_of(batch[0].kind, build)
         try:
-            outputs, seconds = await loop.run_in_executor(self._thread, self._make, batch, sizes)
+            made = await loop.run_in_executor(lane.thread, _make, lane.runner, batch, sizes, build)
         except DeviceFull as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
             sizes.too_large(len(batch))
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-                await self._run(half)
+                await self._run(lane, half)
             return
         except Exception as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
             for request in batch:  # whose fault it is shows when each is alone
-                await self._run([request])
+                await self._run(lane, [request])
             return
         self.batches += 1
-        for request, pixels in zip(batch, outputs, strict=True):
+        for request, picture in zip(batch, made, strict=True):
             if not request.done.done():
-                request.done.set_result((pixels, seconds / len(batch)))
+                request.done.set_result(picture)
 
-    def _make(self, batch: list[_Waiting], sizes: BatchSizes) -> tuple[list[Pixels], float]:
-        """Run a batch in the device's thread."""
-        info, latents = batch[0].info, [request.latent for request in batch]
-        started = self._clock()
-        if sizes.verdict(len(batch)) is Verdict.GOOD:
-            return self._vae.decode(latents, info), self._clock() - started
-        alone = [self._vae.decode([latent], info)[0] for latent in latents]
-        alone_s = self._clock() - started
-        try:
-            self._vae.decode(latents, info)  # the first of a size may have to prepare
-            started = self._clock()
-            together = self._vae.decode(latents, info)
-        except DeviceFull:
-            sizes.too_large(len(batch))
-            return alone, alone_s
-        same = all(np.array_equal(single, batched) for single, batched in zip(alone, together, strict=True))
-        sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=self._clock() - started)
-        return alone, alone_s
-
-    def _sizes_of(self, kind: _Kind) -> BatchSizes:
+    def _sizes_of(self, latents: _Kind, build: str) -> BatchSizes:
+        kind = (build, *latents)
         sizes = self._sizes.get(kind)
         if sizes is None:
             if len(self._sizes) >= _KINDS_MAX:
                 self._sizes.popitem(last=False)
             sizes = self._sizes[kind] = BatchSizes(self._batch_max)
         return sizes
+
+
+def _make(runner: VaeRunner, batch: list[_Waiting], sizes: BatchSizes, build: str) -> list[Picture]:
+    """Run a batch in the thread of a lane. One of a size that `build` has not tried is made alone too, and compared."""
+    info, latents = batch[0].info, [request.latent for request in batch]
+    if sizes.verdict(len(batch)) is Verdict.GOOD:
+        decoded = runner.decode(latents, info)
+        if decoded.build == build or len(batch) == 1:
+            return _pictures(decoded)
+    alone = [_pictures(runner.decode([latent], info))[0] for latent in latents]
+    try:
+        runner.decode(latents, info)  # the first of a size may have to prepare
+        together = runner.decode(latents, info)
+    except DeviceFull:
+        sizes.too_large(len(batch))
+        return alone
+    if {together.build, *(picture.build for picture in alone)} == {build}:
+        pairs = zip(alone, together.pixels, strict=True)
+        same = all(np.array_equal(single.pixels, batched) for single, batched in pairs)
+        alone_s = sum(picture.seconds for picture in alone)
+        sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=together.seconds)
+    return alone
+
+
+def _pictures(decoded: Decoded) -> list[Picture]:
+    share_s = decoded.seconds / len(decoded.pixels)
+    return [Picture(pixels, share_s, decoded.build) for pixels in decoded.pixels]
 
 
 def _fail(request: _Waiting, error: Exception) -> None:

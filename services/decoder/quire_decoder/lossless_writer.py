@@ -11,8 +11,8 @@ from typing import Final
 
 from quire.model.images import ImageEntry
 from quire.telemetry import background, logger
+from quire_decoder.device import Picture
 from quire_decoder.pipeline import LOSSLESS, Pipeline
-from quire_decoder.ports import Pixels
 
 _LATER_S: Final = 0.05
 """An image to keep is encoded this long after its decode, or as soon as a request waits for it: answers go first."""
@@ -20,7 +20,7 @@ _LATER_S: Final = 0.05
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    pixels: Pixels
+    picture: Picture
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[bytes | None] | None = None
 
@@ -28,27 +28,27 @@ class _Making:
 class LosslessWriter:
     """Images that are being encoded for a cache; their pixels answer requests in the meantime.
 
-    `keep`: puts an image into the cache of the decoder at an address.
+    `keep`: puts an image of a build into the cache of the decoder at an address.
     """
 
-    def __init__(self, pipeline: Pipeline, keep: Callable[[ImageEntry, bytes, str], Awaitable[None]]) -> None:
+    def __init__(self, pipeline: Pipeline, keep: Callable[[ImageEntry, bytes, str, str], Awaitable[None]]) -> None:
         self._pipeline = pipeline
         self._keep = keep
         self._making: dict[bytes, _Making] = {}
 
-    def begin(self, entry: ImageEntry, pixels: Pixels, owner_address: str, tenant: str) -> None:
+    def begin(self, entry: ImageEntry, picture: Picture, owner_address: str, tenant: str) -> None:
         """Encode an image that a cache wants. One that fails, or that the encoders have no time for, is not kept."""
         key = entry.record_name
         if key in self._making:
             return
-        making = self._making[key] = _Making(pixels)
+        making = self._making[key] = _Making(picture)
         making.task = asyncio.create_task(self._make(making, entry, owner_address, tenant), context=background())
         making.task.add_done_callback(partial(self._ended, key))
 
-    def pixels(self, entry: ImageEntry) -> Pixels | None:
+    def picture(self, entry: ImageEntry) -> Picture | None:
         """Return the pixels of an image that is being made."""
         making = self._making.get(entry.record_name)
-        return making.pixels if making is not None else None
+        return making.picture if making is not None else None
 
     async def image(self, entry: ImageEntry) -> bytes | None:
         """The image, if it is being encoded: without further delay. None if it is not, or if encoding fails."""
@@ -71,8 +71,10 @@ class LosslessWriter:
                 await making.wanted.wait()
         if self._pipeline.encoding and not making.wanted.is_set():
             return None
-        image = await self._pipeline.encode(making.pixels, LOSSLESS, {}, entry=entry, tenant=tenant, stage="keep")
-        await self._keep(entry, image, owner_address)
+        image = await self._pipeline.encode(
+            making.picture.pixels, LOSSLESS, {}, entry=entry, tenant=tenant, stage="keep"
+        )
+        await self._keep(entry, image, making.picture.build, owner_address)
         return image
 
     def _ended(self, key: bytes, task: asyncio.Task[bytes | None]) -> None:

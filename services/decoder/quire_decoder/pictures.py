@@ -54,13 +54,13 @@ class PictureEncoder:
         if height % vae.scale or width % vae.scale:
             message = f"{height} × {width}: {vae.name} takes multiples of {vae.scale}; crop it"
             raise InvalidRequest(message, field="body")
-        values = await self._pipeline.device.encode(picture, weights_sha256)
+        values = await self._pipeline.devices.encode(picture, weights_sha256)
         stored = values.astype(np.float16)
         about = Vae(vae.name, "", weights_sha256)
         info = LatentInfo(values.shape, "float16", about, height, width, Normalisation(undone=True))
         record = await self._pipeline.in_thread(encode_record, stored, info)
-        back, _ = await self._pipeline.device.decode(denormalised(stored, info), info)
-        psnr_db, error_max = await self._pipeline.in_thread(_difference, picture, back)
+        back = await self._pipeline.devices.decode(denormalised(stored, info), info)
+        psnr_db, error_max = await self._pipeline.in_thread(_difference, picture, back.pixels)
         return EncodedLatent(record, psnr_db, error_max)
 
 

@@ -1,10 +1,10 @@
-"""The stages of a decode: fetching, threads (decompressing, encoding), the device (one batch at a time)."""
+"""The stages of a decode: fetching, threads (decompressing, encoding), the devices."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from quire.model.latents import decode_record, denormalised
 from quire.telemetry import names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Costs
-from quire_decoder.device import Device
+from quire_decoder.device import Devices, Picture
 from quire_decoder.encoders import Encoders
 from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
 from quire_server.limits.turns import FairTurns
@@ -28,7 +28,7 @@ Stages = dict[str, int]
 class Pipeline:
     """Runs the stages of decodes, round-robin over tenants.
 
-    At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
+    At most `fetches_max` records are fetched, and 2·`batch_max` latents for each device + `threads` unpacked at a time.
 
     `costs` records the durations of fetching, decoding and encoding.
     """
@@ -38,7 +38,7 @@ class Pipeline:
         *,
         config: DecoderConfig,
         records: RecordSource,
-        vae: VaeRunner,
+        vaes: Sequence[VaeRunner],
         encoder: PixelEncoder,
         make_encoder_process: Callable[[], EncoderProcess],
         clock: Clock,
@@ -50,11 +50,11 @@ class Pipeline:
         self._clock = clock
         self._costs = costs
         self._fetching = FairTurns(config.fetches_max)
-        self._unpacked = FairTurns(2 * config.batch_max + config.threads)
+        self._unpacked = FairTurns(2 * config.batch_max * len(vaes) + config.threads)
         self._threads = ThreadPoolExecutor(config.threads, "decoder")
         self._lanes = Encoders(config, encoder, make_encoder_process)
         self._fetches: set[asyncio.Task[bytes]] = set()
-        self.device = Device(vae, config.batch_max)
+        self.devices = Devices(vaes, config.batch_max)
 
     @property
     def encoding(self) -> int:
@@ -64,7 +64,7 @@ class Pipeline:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._lanes.close()
-        self.device.close()
+        self.devices.close()
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
         """The record, verified.
@@ -87,7 +87,7 @@ class Pipeline:
         """Before anything is kept or shown. Raises `CorruptData` for another record than the entry's."""
         await self.in_thread(check_record, record, entry)
 
-    async def decode(self, entry: ImageEntry, record: bytes, stages: Stages, tenant: str) -> Pixels:
+    async def decode(self, entry: ImageEntry, record: bytes, stages: Stages, tenant: str) -> Picture:
         """Pixels of a verified record, (height, width, 3) uint8. Raises `CorruptData`, `NotImplementedHere`."""
         async with self._unpacked.turn(
             tenant
@@ -102,15 +102,15 @@ class Pipeline:
             latent = await self.in_thread(denormalised, values, info)
             started = self._clock.monotonic_s()
             with tracer().start_as_current_span(names.DECODER_STAGES + "decode") as span:
-                pixels, decode_s = await self.device.decode(latent, info, tenant)
-                span.set_attribute("quire.device_us", int(decode_s * 1e6))
+                picture = await self.devices.decode(latent, info, tenant)
+                span.set_attribute("quire.device_us", int(picture.seconds * 1e6))
         spent_s = self._clock.monotonic_s() - started
-        stages["decode"] = int(decode_s * 1e6)
-        stages["queue"] = max(0, int((spent_s - decode_s) * 1e6))
+        stages["decode"] = int(picture.seconds * 1e6)
+        stages["queue"] = max(0, int((spent_s - picture.seconds) * 1e6))
         self._costs.decoded(spent_s)
-        if pixels.shape != (entry.height, entry.width, 3):
-            raise CorruptData(f"the VAE makes {pixels.shape}, the record says {entry.height} × {entry.width}")
-        return pixels
+        if picture.pixels.shape != (entry.height, entry.width, 3):
+            raise CorruptData(f"the VAE makes {picture.pixels.shape}, the record says {entry.height} × {entry.width}")
+        return picture
 
     async def encode(
         self,

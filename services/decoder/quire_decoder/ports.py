@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,9 @@ from quire_server.clock import Clock
 
 __all__ = [
     "CacheOwner",
+    "CachedForm",
     "Clock",
+    "Decoded",
     "EncoderProcess",
     "PeerMemoryPort",
     "PixelEncoder",
@@ -30,6 +33,21 @@ Pixels = npt.NDArray[np.uint8]
 """(height, width, 3), RGB."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A decoded batch.
+
+    Attributes:
+        pixels: Of each latent.
+        seconds: That the device took.
+        build: Facts that decided the pixels. Engines are built while a decoder runs, so it may change.
+    """
+
+    pixels: list[Pixels]
+    seconds: float
+    build: str
+
+
 class RecordSource(Protocol):
     """The chunk store."""
 
@@ -38,17 +56,21 @@ class RecordSource(Protocol):
 
 
 class VaeRunner(Protocol):
-    """A device with VAEs. Not for two threads at once."""
+    """A device with VAEs."""
 
     @property
     def build(self) -> str:
-        """Facts that decide the pixels of a latent: device, library versions."""
+        """Facts that decide the pixels of a latent from now on: device, library versions, engines."""
+
+    @property
+    def lanes(self) -> int:
+        """Threads that may call `decode`: with two, one batch is copied while another is decoded."""
 
     @property
     def known(self) -> tuple[KnownVae, ...]:
         """VAEs that can be decoded with."""
 
-    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
         """Decode a batch: latents of one shape, of which `info` describes the first. Blocks.
 
         Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
@@ -59,6 +81,9 @@ class VaeRunner(Protocol):
 
         Raises `VaeUnknown`, `DeviceFull`.
         """
+
+    def close(self) -> None:
+        """End what it does in the background."""
 
 
 class ProvenanceSigner(Protocol):
@@ -120,11 +145,26 @@ class PeerMemoryPort(Protocol):
         """Registered memory for a peer to write: a context manager that yields (target, view)."""
 
 
+@dataclass(frozen=True, slots=True)
+class CachedForm:
+    """A form of an image that was written into a decoder's memory.
+
+    Attributes:
+        kind: "latent", "promote" (a latent, of which the image is wanted back) or "image".
+        length: Bytes.
+        build: Of the decoder that has it.
+    """
+
+    kind: str
+    length: int
+    build: str
+
+
 class CacheOwner(Protocol):
     """A decoder whose cache a spilled request belongs to."""
 
-    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
-        """Have it write its form into `target`: ("latent", "promote" or "image", length), or ("", 0)."""
+    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> CachedForm | None:
+        """Have it write its form into `target`; None where it has none."""
 
     async def write_back(
         self,
@@ -132,5 +172,6 @@ class CacheOwner(Protocol):
         entry: ImageEntry,
         record: tuple[RdmaTarget, int] | None,
         image: tuple[RdmaTarget, int] | None,
+        build: str = "",
     ) -> None:
-        """Have it take a record or an image into its cache."""
+        """Have it take a record, or an image of a build, into its cache."""

@@ -7,7 +7,7 @@ form (`serve_cached`), and has it decoded, there or elsewhere, if that is not en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -20,16 +20,17 @@ from quire.telemetry import logger, names, tracer
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Form
+from quire_decoder.device import Picture
 from quire_decoder.lossless_writer import LosslessWriter
 from quire_decoder.pictures import EncodedLatent, PictureEncoder, ReadPicture
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
+    CachedForm,
     CacheOwner,
     Clock,
     EncoderProcess,
     PeerMemoryPort,
     PixelEncoder,
-    Pixels,
     ProvenanceSigner,
     RecordSource,
     VaeRunner,
@@ -41,10 +42,11 @@ PICTURE_BYTES_MAX: Final = 256 << 20
 
 @dataclass(slots=True)
 class Served:
-    """An encoded image, where it was found, and microseconds by stage."""
+    """An encoded image, where it was found, the build that made it, and microseconds by stage."""
 
     image: bytes
     source: str
+    build: str
     stages_us: dict[str, int] = field(default_factory=dict)
 
 
@@ -52,7 +54,7 @@ class Served:
 class _Made:
     """A decode: the pixels, and where the latent was found."""
 
-    pixels: Pixels
+    picture: Picture
     source: str
 
 
@@ -76,7 +78,7 @@ class Decoder:
         *,
         config: DecoderConfig,
         records: RecordSource,
-        vae: VaeRunner,
+        vaes: Sequence[VaeRunner],
         encoder: PixelEncoder,
         make_encoder_process: Callable[[], EncoderProcess],
         read_picture: ReadPicture,
@@ -89,28 +91,29 @@ class Decoder:
         self._signer = signer
         self._remote_memory = remote_memory
         self._owners = owners
-        self._vae = vae
         self._encoder = encoder
         self._cache = Cache(config)
+        self._cached_build = ""
         self._pipeline = Pipeline(
             config=config,
             records=records,
-            vae=vae,
+            vaes=vaes,
             encoder=encoder,
             make_encoder_process=make_encoder_process,
             clock=clock,
             costs=self._cache.costs,
         )
         self._running: dict[bytes, _Running] = {}
-        self._pictures = PictureEncoder(self._pipeline, read_picture, lambda: vae.known, config.pixels_max)
+        self._pictures = PictureEncoder(
+            self._pipeline, read_picture, lambda: self._pipeline.devices.known, config.pixels_max
+        )
         self._keeping = LosslessWriter(self._pipeline, self._keep_image)
         self._joined = self._fetched = 0
 
     @property
     def build(self) -> str:
-        """Images of one build are equal, but for the bytes of signatures."""
-        signs = f", signs as {self._signer.name}" if self._signer is not None else ""
-        return f"{self._vae.build}, {self._encoder.build}{signs}"
+        """Images of one build are equal, but for the bytes of signatures. This is the one of what is decoded now."""
+        return self._build_with(self._pipeline.devices.build)
 
     @property
     def info(self) -> DecoderInfo:
@@ -119,16 +122,18 @@ class Decoder:
             build=self.build,
             capacity_bytes=self._cache.capacity_bytes,
             used_bytes=self._cache.used_bytes,
-            vaes=self._vae.known,
+            vaes=self._pipeline.devices.known,
             signer=self._signer.name if self._signer is not None else "",
+            queued=self._pipeline.devices.waiting,
+            devices=self._pipeline.devices.count,
         )
 
     @property
     def stats(self) -> dict[str, float]:
         """Figures for `quire status`."""
-        device = self._pipeline.device
-        queues = {"queue": device.waiting, "queue.encode": self._pipeline.encoding}
-        counts = {"joined": self._joined, "batches": device.batches, "misses": self._fetched}
+        devices = self._pipeline.devices
+        queues = {"queue": devices.waiting, "queue.encode": self._pipeline.encoding, "devices": devices.count}
+        counts = {"joined": self._joined, "batches": devices.batches, "misses": self._fetched}
         return self._cache.stats | queues | counts
 
     def close(self) -> None:
@@ -161,7 +166,7 @@ class Decoder:
         Every request counts, also those that are decoded elsewhere then: the choice of kept forms depends on it.
         """
         self._check(entry, rendering)
-        form, data = self._cache.look_up(entry, rendering.variant(entry))
+        form, data = self._current_cache.look_up(entry, rendering.variant(entry))
         if data is None or form is Form.LATENT:
             return None
         with tracer().start_as_current_span(names.DECODER_SERVE):
@@ -173,15 +178,15 @@ class Decoder:
         file = await self._pull((source, length), PICTURE_BYTES_MAX)
         return await self._pictures.encode(file, weights_sha256)
 
-    async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
+    async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> CachedForm | None:
         """Send this cache's form of an image that is being made elsewhere."""
-        form, data = self._cache.find(entry, "")
+        form, data = self._current_cache.find(entry, "")
         if data is None:
-            return "", 0
+            return None
+        build = self.build
         await self._remote_memory.push(data, target)
-        if form is Form.IMAGE:
-            return "image", len(data)
-        return "promote" if self._cache.wants_image(entry) else "latent", len(data)
+        kind = "image" if form is Form.IMAGE else "promote" if self._cache.wants_image(entry) else "latent"
+        return CachedForm(kind, len(data), build)
 
     async def write_back(
         self,
@@ -189,9 +194,12 @@ class Decoder:
         record: tuple[RdmaTarget, int] | None,
         image: tuple[RdmaTarget, int] | None,
         *,
+        build: str = "",
         stored: bool = False,
     ) -> None:
         """Take an image for this cache that another decoder made, or that was `stored` just now.
+
+        `build`: of the decoder that made it; one of another build than this one's is not kept.
 
         Raises `CorruptData` for another record than the entry's.
         """
@@ -204,7 +212,7 @@ class Decoder:
         if image is not None:
             data = await self._pull(image, LOSSLESS.bytes_max(entry))
             await self._pipeline.check_lossless(data, entry)
-            self._cache.keep_image(entry, data)
+            self._keep_own(entry, data, build)
 
     # ----
 
@@ -218,24 +226,26 @@ class Decoder:
         stages: Stages = {}
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
             if not owner_address:
-                form, data = self._cache.find(entry, rendering.variant(entry))
+                form, data = self._current_cache.find(entry, rendering.variant(entry))
                 if data is not None and form is not Form.LATENT:
                     return await self._from_cache(entry, rendering, form, data, stages, tenant)
             result = await self._find(entry, owner_address, leased, stages, tenant)
             source = "image" if isinstance(result, bytes) else result.source
             span.set_attribute("quire.source", source)
             if isinstance(result, bytes):
+                build = self.build
                 image = await self._rendered(entry, rendering, result, stages, tenant)
-                return Served(image, source, stages)
+                return Served(image, source, build, stages)
+            build = self._build_with(result.picture.build)
             lossless: bytes | None = None
             if rendering.is_original(entry):
                 lossless = await timed(stages, "keep", self._keeping.image(entry))
             image = lossless or await self._pipeline.encode(
-                result.pixels, rendering, stages, entry=entry, tenant=tenant
+                result.picture.pixels, rendering, stages, entry=entry, tenant=tenant
             )
-            if not owner_address and not rendering.is_original(entry):
-                self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        return Served(image, result.source, stages)
+            if not owner_address and not rendering.is_original(entry) and build == self.build:
+                self._current_cache.keep_rendition(entry, rendering.variant(entry), image)
+        return Served(image, result.source, build, stages)
 
     async def _signed(self, entry: ImageEntry, rendering: Rendering, served: Served) -> Served:
         """Sign the image with the manifest of its provenance, if it has one. Cached forms are not signed."""
@@ -257,12 +267,13 @@ class Decoder:
         tenant: str,
     ) -> Served:
         """`data`: the rendition, or the lossless image."""
+        build = self.build
         if form is Form.RENDITION:
-            return Served(data, "rendition", stages)
+            return Served(data, "rendition", build, stages)
         image = await self._rendered(entry, rendering, data, stages, tenant)
-        if not rendering.is_original(entry):
-            self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        return Served(image, "image", stages)
+        if not rendering.is_original(entry) and build == self.build:
+            self._current_cache.keep_rendition(entry, rendering.variant(entry), image)
+        return Served(image, "image", build, stages)
 
     async def _rendered(
         self, entry: ImageEntry, rendering: Rendering, lossless: bytes, stages: Stages, tenant: str
@@ -275,9 +286,9 @@ class Decoder:
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
         """A decode, own or joined; or the lossless image as the owner's cache has it."""
-        if (pixels := self._keeping.pixels(entry)) is not None:
+        if (picture := self._keeping.picture(entry)) is not None:
             self._joined += 1
-            return _Made(pixels, "joined")
+            return _Made(picture, "joined")
         key = entry.record_name
         is_running = (running := self._running.get(key)) is not None
         if running is None:
@@ -313,7 +324,7 @@ class Decoder:
 
     async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> _Made | bytes:
         """Decode for this cache, of its latent or of the record from storage; or take the image, if it has it."""
-        form, record = self._cache.find(entry, "")
+        form, record = self._current_cache.find(entry, "")
         if form is Form.IMAGE and record is not None:
             return record
         source = "latent"
@@ -321,10 +332,10 @@ class Decoder:
             source = "miss"
             record = await self._fetch(entry, leased, stages, tenant)
             self._cache.keep_latent(entry, record)
-        picture = _Made(await self._pipeline.decode(entry, record, stages, tenant), source)
+        picture = await self._pipeline.decode(entry, record, stages, tenant)
         if self._cache.wants_image(entry):
-            self._keeping.begin(entry, picture.pixels, "", tenant)
-        return picture
+            self._keeping.begin(entry, picture, "", tenant)
+        return _Made(picture, source)
 
     async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> bytes:
         self._fetched += 1
@@ -339,36 +350,59 @@ class Decoder:
             return record
         fetched = record is None
         record = record if record is not None else await self._fetch(entry, leased, stages, tenant)
-        picture = _Made(await self._pipeline.decode(entry, record, stages, tenant), "latent" if kind else "miss")
+        picture = await self._pipeline.decode(entry, record, stages, tenant)
         if kind == "promote":
-            self._keeping.begin(entry, picture.pixels, owner_address, tenant)
+            self._keeping.begin(entry, picture, owner_address, tenant)
         if fetched:
             await timed(stages, "owner", self._tell_owner(entry, owner_address, record, None))
-        return picture
+        return _Made(picture, "latent" if kind else "miss")
 
-    async def _keep_image(self, entry: ImageEntry, image: bytes, owner_address: str) -> None:
+    async def _keep_image(self, entry: ImageEntry, image: bytes, device_build: str, owner_address: str) -> None:
+        build = self._build_with(device_build)
         if owner_address:
-            await self._tell_owner(entry, owner_address, None, image)
+            await self._tell_owner(entry, owner_address, None, image, build)
         else:
-            self._cache.keep_image(entry, image)
+            self._keep_own(entry, image, build)
+
+    def _keep_own(self, entry: ImageEntry, image: bytes, build: str) -> None:
+        """Keep an image, unless its pixels are not those that are decoded now: an ETag says that they are equal."""
+        if build == self.build:
+            self._current_cache.keep_image(entry, image)
+
+    @property
+    def _current_cache(self) -> Cache:
+        """The cache, without pixels of earlier builds."""
+        build = self._pipeline.devices.build
+        if build != self._cached_build:
+            self._cache.forget_pixels()
+            self._cached_build = build
+        return self._cache
+
+    def _build_with(self, device_build: str) -> str:
+        signs = f", signs as {self._signer.name}" if self._signer is not None else ""
+        return f"{device_build}, {self._encoder.build}{signs}"
 
     async def _ask_owner(self, entry: ImageEntry, owner_address: str, stages: Stages) -> tuple[str, bytes | None]:
-        """Return the form in the owner's cache: "image", "latent" or "promote" with the bytes, or nothing."""
-        record, length = None, max(entry.record_bytes, LOSSLESS.bytes_max(entry))
+        """Return the form in the owner's cache: "image", "latent" or "promote" with the bytes, or nothing.
+
+        An image of another build is nothing: it is decoded here.
+        """
+        length = max(entry.record_bytes, LOSSLESS.bytes_max(entry))
         try:
             with self._remote_memory.room(length) as (target, view):
-                kind, got = await timed(stages, "owner", self._owners.read_cached(owner_address, entry, target))
-                if kind:
-                    record = bytes(view[:got])
-            if record is not None and kind != "image":
+                form = await timed(stages, "owner", self._owners.read_cached(owner_address, entry, target))
+                if form is None or (form.kind == "image" and form.build != self.build):
+                    return "", None
+                record = bytes(view[: form.length])
+            if form.kind != "image":
                 await self._pipeline.check(record, entry)
-            return kind, record
+            return form.kind, record
         except QuireError as error:
             logger().warning("the owner's cache does not answer", owner=owner_address, error=str(error))
             return "", None
 
     async def _tell_owner(
-        self, entry: ImageEntry, owner_address: str, record: bytes | None, image: bytes | None
+        self, entry: ImageEntry, owner_address: str, record: bytes | None, image: bytes | None, build: str = ""
     ) -> None:
         try:
             with (
@@ -380,6 +414,7 @@ class Decoder:
                     entry,
                     (lent_record, len(record)) if record else None,
                     (lent_image, len(image)) if image else None,
+                    build,
                 )
         except QuireError as error:
             logger().warning("the owner's cache was not notified", owner=owner_address, error=str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,11 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderSe
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
+from quire_decoder.adapters.engines import make_engine
 from quire_decoder.adapters.pictures import read_picture
 from quire_decoder.adapters.provenance import C2paProvenance
-from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
+from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes, VaeSettings, device_names
+from quire_decoder.adapters.weights import find_weights
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.ports import VaeRunner
 from quire_decoder.runtime import Decoder, Served
@@ -67,7 +69,7 @@ class DecoderServicer(DecoderServiceServicer):
             return pb.DecodeResponse()
         await self._remote_memory.push(served.image, target)
         return pb.DecodeResponse(
-            length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us
+            length=len(served.image), source=served.source, build=served.build, stages_us=served.stages_us
         )
 
     async def Abandon(self, request: pb.AbandonRequest, context: Any) -> pb.AbandonResponse:
@@ -87,14 +89,33 @@ class DecoderServicer(DecoderServiceServicer):
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         entry, target = convert_images.image_from(request.entry), convert.target_from(request.target)
-        kind, length = await self._decoder.read_cached(entry, target)
-        return pb.ReadCachedResponse(length=length, kind=kind)
+        form = await self._decoder.read_cached(entry, target)
+        if form is None:
+            return pb.ReadCachedResponse()
+        return pb.ReadCachedResponse(length=form.length, kind=form.kind, build=form.build)
 
     async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
         record = (convert.target_from(request.record), request.record_length) if request.record_length else None
         image = (convert.target_from(request.image), request.image_length) if request.image_length else None
-        await self._decoder.write_back(convert_images.image_from(request.entry), record, image, stored=request.stored)
+        entry = convert_images.image_from(request.entry)
+        await self._decoder.write_back(entry, record, image, build=request.build, stored=request.stored)
         return pb.WriteBackResponse()
+
+
+def make_vaes(config: DecoderConfig, folders: Sequence[Path]) -> list[DiffusersVaes]:
+    """Return the VAEs of folders on each device. Raises `ConfigInvalid`."""
+    known = find_weights(folders)
+    engines_folder = Path(config.engines_folder) if config.engines_folder else None
+    return [
+        DiffusersVaes(
+            known,
+            make_engine(config.engine, device, config.graph_bytes, engines_folder),
+            VaeSettings(
+                device=device, bytes_max=config.model_bytes, decode_bytes=config.decode_bytes, dtype=config.dtype
+            ),
+        )
+        for device in device_names(config.device)
+    ]
 
 
 async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = lambda vae: vae) -> None:
@@ -107,13 +128,14 @@ async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = 
     folders = [Path(folder) for folder in config.model_folders]
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
-    vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine, config.decode_bytes)
+    vaes = await asyncio.to_thread(make_vaes, config, folders)
     signer: C2paProvenance | None = None
     if config.provenance_certificates or config.provenance_key:
         signer = C2paProvenance(Path(config.provenance_certificates), Path(config.provenance_key))
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
-        await asyncio.to_thread(vaes.warm)
+        for vae in vaes:
+            await asyncio.to_thread(vae.warm)
     channels, transport = member_channels(config, "decoder"), data_plane(OFF)
     clock = ClusterClock(SystemClock())
     await transport.start()
@@ -122,7 +144,7 @@ async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = 
     decoder = Decoder(
         config=config,
         records=records,
-        vae=wrap(vaes),
+        vaes=[wrap(vae) for vae in vaes],
         encoder=ImagecodecsEncoder(),
         make_encoder_process=partial(EncodingProcess, config.encode_bytes, config.encode_timeout_s),
         read_picture=read_picture,
@@ -149,7 +171,7 @@ async def serve(config: DecoderConfig, wrap: Callable[[VaeRunner], VaeRunner] = 
             incarnation=incarnation,
             protocol_version=PROTOCOL_VERSION,
             stats=decoder.stats,
-            notes={"build": decoder.build, "models": str(len(vaes.known))},
+            notes={"build": decoder.build, "models": str(len(decoder.info.vaes))},
         )
 
     await serve_member(server, channels, config, describe, clock=clock)

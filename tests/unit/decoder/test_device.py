@@ -1,4 +1,4 @@
-"""The queue before the device: batches that pay and change nothing, and what happens without memory."""
+"""The queue before the devices: batches that pay and change nothing, several devices, and a lack of memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from quire.model.latents import LatentInfo, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire_decoder.core.batching import BatchSizes, Verdict
-from quire_decoder.device import Device
+from quire_decoder.device import Devices
 from quire_decoder.errors import DeviceFull
-from quire_decoder.ports import Pixels
+from quire_decoder.ports import Decoded, Pixels
+from tests.polling import eventually
 
 INFO = LatentInfo((4, 2, 2), "float16", Vae("x", "", "ab"), 16, 16)
 
@@ -23,47 +24,50 @@ INFO = LatentInfo((4, 2, 2), "float16", Vae("x", "", "ab"), 16, 16)
 class Runner:
     """A device on which a call costs a fixed time, by a clock of its own, whose memory holds `room` latents."""
 
-    build = "test"
+    known: tuple[KnownVae, ...] = ()
 
-    def __init__(self, call_s: float = 0.004, room: int = 100, batch_noise: bool = False) -> None:
+    def __init__(self, call_s: float = 0.004, room: int = 100, batch_noise: bool = False, lanes: int = 1) -> None:
+        self.build = "test"
+        self.lanes = lanes
         self.call_s = call_s
         self.room = room
         self.batch_noise = batch_noise
         self.calls: list[int] = []
-        self.now_s = 0.0
         self.held_up_s: list[float] = []
         """What the next calls take besides."""
         self.may_go = threading.Event()
         self.may_go.set()
 
-    known: tuple[KnownVae, ...] = ()
+    def close(self) -> None:
+        self.closed = True
 
     def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
         return _latent(float(pixels[0, 0, 0]))
 
-    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
         self.calls.append(len(latents))
         assert self.may_go.wait(10)
-        self.now_s += self.call_s + (self.held_up_s.pop(0) if self.held_up_s else 0.0)
+        took_s = self.call_s + (self.held_up_s.pop(0) if self.held_up_s else 0.0)
         if len(latents) > self.room:
             raise DeviceFull(f"{len(latents)}")
         if any(float(latent[0, 0, 0]) < 0 for latent in latents):
             raise RecordInvalid("below zero")
         more = self.batch_noise and len(latents) > 1
-        return [np.full((16, 16, 3), int(latent[0, 0, 0]) + more, np.uint8) for latent in latents]
+        made = [np.full((16, 16, 3), int(latent[0, 0, 0]) + more, np.uint8) for latent in latents]
+        return Decoded(made, took_s, self.build)
 
 
-def _device(runner: Runner, batch_max: int = 8) -> Device:
-    return Device(runner, batch_max, lambda: runner.now_s)
+def _device(runner: Runner, batch_max: int = 8) -> Devices:
+    return Devices([runner], batch_max)
 
 
 def _latent(value: float) -> npt.NDArray[np.float32]:
     return np.full((4, 2, 2), value, np.float32)
 
 
-async def _decode(device: Device, values: Sequence[float]) -> list[int]:
+async def _decode(device: Devices, values: Sequence[float]) -> list[int]:
     made = await asyncio.gather(*(device.decode(_latent(value), INFO) for value in values))
-    return [int(pixels[0, 0, 0]) for pixels, _ in made]
+    return [int(picture.pixels[0, 0, 0]) for picture in made]
 
 
 async def test_batches_grow_where_they_pay() -> None:
@@ -161,6 +165,64 @@ async def test_tenants_take_turns() -> None:
     await asyncio.gather(decode("modest", 1), decode("other", 1), *greedy)
     assert order.index("modest") <= 2 and order.index("other") <= 3, order
     device.close()
+
+
+async def test_several_devices_share_a_queue() -> None:
+    """Each has a latent at once, then those with a second thread have another; the rest waits, and is counted."""
+    runners = [Runner(lanes=2), Runner(lanes=1)]
+    for runner in runners:
+        runner.may_go.clear()
+    devices = Devices(runners, 1)
+    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(10)]
+    await eventually(lambda: [len(runner.calls) for runner in runners] == [2, 1], "all threads are busy")
+    assert devices.waiting == 10 and devices.count == 2
+    for runner in runners:
+        runner.may_go.set()
+    pictures = await asyncio.gather(*tasks)
+    assert [int(picture.pixels[0, 0, 0]) for picture in pictures] == list(range(10))
+    assert sum(len(runner.calls) for runner in runners) == 10 and devices.waiting == 0
+    devices.close()
+    assert all(runner.closed for runner in runners)
+
+
+async def test_the_first_requests_go_to_different_devices() -> None:
+    runners = [Runner(lanes=2), Runner(lanes=2)]
+    for runner in runners:
+        runner.may_go.clear()
+    devices = Devices(runners, 1)
+    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(2)]
+    await eventually(lambda: [len(runner.calls) for runner in runners] == [1, 1], "one at each device")
+    for runner in runners:
+        runner.may_go.set()
+    await asyncio.gather(*tasks)
+    devices.close()
+
+
+class Rebuilt(Runner):
+    """Its build changes with the call of a number, and batches of the new one have other pixels."""
+
+    def __init__(self, at_call: int) -> None:
+        super().__init__()
+        self.at_call = at_call
+
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
+        if len(self.calls) >= self.at_call:
+            self.build, self.batch_noise = "another", True
+        return super().decode(latents, info)
+
+
+@pytest.mark.parametrize("at_call", range(1, 32))
+async def test_a_batch_size_is_tried_again_for_another_build(at_call: int) -> None:
+    """Whenever the build changes, also within a trial, or with a batch of a good size: no pixel of a batch is shown."""
+    runner = Rebuilt(at_call)
+    devices = _device(runner)
+    rounds_left = 3
+    while rounds_left:
+        rounds_left -= devices.build == "another"
+        pictures = await asyncio.gather(*(devices.decode(_latent(value), INFO) for value in range(8)))
+        assert [int(picture.pixels[0, 0, 0]) for picture in pictures] == list(range(8))
+    assert {picture.build for picture in pictures} == {"another"}
+    devices.close()
 
 
 def test_sizes() -> None:

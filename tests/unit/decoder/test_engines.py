@@ -2,52 +2,184 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from quire.model.errors import ConfigInvalid
-from quire.model.latents import denormalised
+from quire.model.latents import LatentInfo, denormalised
+from quire.testing.devices import LateDevice
+from quire.transport.devices import CopyStream, Event, copy_stream
 from quire_bench.decoder.fidelity import psnr, ssim
-from quire_decoder.adapters.engines import make_engine
-from quire_decoder.adapters.vae import DiffusersVaes
+from quire_decoder.adapters import loading
+from quire_decoder.adapters.engines import Decode, RecordedShapes, make_engine
+from quire_decoder.adapters.loading import _chosen
+from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings, device_names
+from quire_decoder.adapters.weights import find_weights
+from quire_decoder.core.precision import candidates, error_of
 from quire_decoder.errors import DeviceFull
 from quire_tools.local.pictures import VAE_FOLDER, encode, pictures
+from tests.unit.decoder.small_vae import SCALE, random_latents, small_vae
 
 
-@pytest.mark.parametrize("engine", ["eager", "channels_last", "compile", "graphs"])
+def _vaes(engine: str = "eager", streams: Callable[[Any], CopyStream] = copy_stream, **settings: Any) -> DiffusersVaes:
+    device = settings.get("device", "cpu")
+    return DiffusersVaes(find_weights([VAE_FOLDER]), make_engine(engine, device), VaeSettings(**settings), streams)
+
+
+@functools.cache
+def _latents(count: int, side: int) -> tuple[list[Any], LatentInfo]:
+    latents = encode(pictures(count, side))
+    return [denormalised(*latent) for latent in latents], latents[0][1]
+
+
+@pytest.mark.parametrize("engine", ["eager", "channels_last", "graphs"])
 def test_engines_make_the_same_picture(engine: str) -> None:
-    if engine == "compile" and (shutil.which("g++") is None or not os.environ.get("QUIRE_TEST_LONG")):
-        pytest.skip("torch.compile needs a compiler, and a while: make chaos runs it")
-    device = "cuda" if engine == "graphs" else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    device = "cuda:0" if engine == "graphs" else "cpu"
+    if engine == "graphs" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     originals = pictures(3, 64)
-    latents = encode(originals)
-    info = latents[0][1]
-    inputs = [denormalised(*latent) for latent in latents]
-    reference = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, "eager")
-    other = DiffusersVaes([VAE_FOLDER], device, 1 << 30, engine)
+    inputs, info = _latents(3, 64)
+    reference, other = _vaes(), _vaes(engine, device=device)
     assert reference.build != other.build or engine == "eager"
     for _ in range(2):
-        alone = [other.decode([latent], info)[0] for latent in inputs]
+        alone = [other.decode([latent], info).pixels[0] for latent in inputs]
         for made, latent, original in zip(alone, inputs, originals, strict=True):
-            expected = reference.decode([latent], info)[0]
+            expected = reference.decode([latent], info).pixels[0]
             assert int(np.abs(made.astype(int) - expected).max()) <= 1
             assert psnr(made, original) > 15, "a recognisable picture"
 
 
 def test_what_cannot_run_here_is_found_at_the_start() -> None:
     for name in ("graphs", "tensorrt", "magic"):
-        if name == "graphs" or shutil.which("trtexec") is None:
-            with pytest.raises(ConfigInvalid):
-                make_engine(name, "cpu")
+        with pytest.raises(ConfigInvalid):
+            make_engine(name, "cpu")
     with pytest.raises(ConfigInvalid):
-        DiffusersVaes([Path("/nowhere")], "cpu", 1 << 30)
+        find_weights([Path("/nowhere")])
+    for device in ("cuda:97", "tpu"):
+        with pytest.raises(ConfigInvalid, match=device):
+            device_names(device)
+    if not torch.cuda.is_available():
+        assert device_names("auto") == device_names("cpu") == ["cpu"]
+        with pytest.raises(ConfigInvalid, match="no CUDA device"):
+            device_names("cuda")
+
+
+class LateCopies(LateDevice):
+    """Copies that run once they are waited for, beside a decoder that runs at once."""
+
+    def order(self, event: Event) -> None:
+        event.synchronize()
+
+
+class Unordered(LateCopies):
+    """A device whose decoder does not wait for its latents."""
+
+    def order(self, event: Event) -> None:
+        pass
+
+
+def test_copies_are_waited_for() -> None:
+    """Latents arrive before they are decoded, and pixels before they are returned."""
+    inputs, info = _latents(2, 64)
+    expected = _vaes().decode(inputs, info).pixels
+    made = _vaes(streams=lambda device: LateCopies()).decode(inputs, info).pixels
+    assert all(np.array_equal(*pair) for pair in zip(made, expected, strict=True))
+    with pytest.raises(IndexError):
+        _vaes(streams=lambda device: Unordered()).decode(inputs, info)
+
+
+def test_pixels_are_read_behind_their_event() -> None:
+    """Where the wait is left out, other bytes are returned: the check above would find it."""
+    inputs, info = _latents(2, 64)
+    expected = _vaes().decode(inputs, info).pixels
+    vaes = _vaes(streams=lambda device: LateCopies())
+    batch = vaes._begin(inputs, info)
+    early = batch.pixels.numpy().copy()
+    batch.copied.synchronize()
+    assert all(np.array_equal(*pair) for pair in zip(batch.pixels.numpy(), expected, strict=True))
+    assert not all(np.array_equal(*pair) for pair in zip(early, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_error_of_a_number_format_is_measured(dtype: str) -> None:
+    weights = find_weights([VAE_FOLDER])
+    (about,) = weights.values()
+    _, error = _chosen(about, dtype, "float32", torch.device("cpu"))
+    assert error is not None and 25 < error.psnr_db < 90 and error.error_max >= 1
+    inputs, info = _latents(1, 64)
+    exact, rounded = _vaes(), _vaes(dtype=dtype)
+    assert dtype in rounded.build and exact.build != rounded.build, "they make different pixels"
+    assert psnr(rounded.decode(inputs, info).pixels[0], exact.decode(inputs, info).pixels[0]) > 25
+
+
+def test_auto_takes_the_first_format_whose_pictures_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16 overflows in VAEs that say `force_upcast`, and in some that do not."""
+    assert candidates("record", record="bfloat16", force_upcast=True, device_type="cuda") == ("bfloat16",)
+    assert candidates("auto", record="float16", force_upcast=False, device_type="cpu") == ("float32",)
+    assert candidates("auto", record="float32", force_upcast=True, device_type="cuda")[0] == "bfloat16"
+    assert candidates("auto", record="float32", force_upcast=False, device_type="cuda")[0] == "float16"
+    exact = np.zeros((4, 4, 3), np.uint8)
+    assert error_of(exact, exact, is_finite=True).is_small and not error_of(exact, exact, is_finite=False).is_small
+    assert not error_of(exact + np.uint8(9), exact, is_finite=True).is_small
+    (about,) = find_weights([VAE_FOLDER]).values()
+    monkeypatch.setattr(
+        "quire_decoder.adapters.loading.candidates", lambda *_, **__: ("float16", "bfloat16", "float32")
+    )
+    measured = loading._measured
+    monkeypatch.setattr(
+        loading, "_measured", lambda vae, *rest: (measured(vae, *rest)[0], vae.dtype is not torch.float16)
+    )
+    monkeypatch.setattr("quire_decoder.core.precision._PSNR_MIN_DB", 10.0)
+    chosen, error = _chosen(about, "auto", "float32", torch.device("cpu"))
+    assert chosen.dtype is torch.bfloat16 and error is not None and error.error_max < 255
+    monkeypatch.setattr("quire_decoder.core.precision._PSNR_MIN_DB", 99.0)
+    chosen, _ = _chosen(about, "auto", "float32", torch.device("cpu"))
+    assert chosen.dtype is torch.float32, "none is near enough"
+
+
+@dataclass
+class Recorded:
+    """A recording that decodes anew, and counts."""
+
+    decode: Decode
+    size: int
+    replays: int = 0
+
+    def replay(self, latents: Any) -> Any:
+        self.replays += 1
+        return self.decode(latents)
+
+
+def test_recordings_are_bounded_by_their_memory() -> None:
+    """100 bytes for each value of a latent's side: of three sides two fit together, and one fits never."""
+    recorded: dict[int, list[Recorded]] = {}
+    given_up = 0
+
+    def record(decode: Decode, latents: Any) -> Recorded:
+        side = latents.shape[-1]
+        recording = Recorded(decode, 100 * side)
+        recorded.setdefault(side, []).append(recording)
+        return recording
+
+    def released() -> None:
+        nonlocal given_up
+        given_up += 1
+
+    vaes = DiffusersVaes(small_vae(), engine := RecordedShapes(2500, record, released), VaeSettings())
+    plain = DiffusersVaes(small_vae(), make_engine("eager", "cpu"), VaeSettings())
+    for side in (8, 16, 8, 8, 16, 4, 32, 32, 8):
+        inputs, info = random_latents(1, SCALE * side)
+        assert np.array_equal(vaes.decode(inputs, info).pixels[0], plain.decode(inputs, info).pixels[0])
+        assert engine._recordings.bytes <= 2500
+    assert {side: len(recordings) for side, recordings in recorded.items()} == {8: 2, 16: 1, 4: 1, 32: 1}
+    assert [recording.replays for recording in recorded[8]] == [3, 1] and given_up == 2
 
 
 def test_measures_of_fidelity() -> None:
@@ -67,14 +199,10 @@ def test_measures_of_fidelity() -> None:
 
 def test_an_image_too_large_for_its_memory_is_decoded_in_tiles() -> None:
     """Finding 19: the estimate keeps the decoder alive; tiles make nearly the same picture."""
-    originals = pictures(2, 512)
-    latents = encode(originals)
-    info = latents[0][1]
-    inputs = [denormalised(*latent) for latent in latents]
-    whole = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, "eager")
-    tiling = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, "eager", decode_bytes=1 << 20)
+    inputs, info = _latents(2, 512)
+    whole, tiling = _vaes(), _vaes(decode_bytes=1 << 20)
     assert whole.build != tiling.build, "their pixels differ: neither decodes for the other"
-    made = tiling.decode(inputs[:1], info)[0]
-    assert psnr(made, whole.decode(inputs[:1], info)[0]) > 30
+    made = tiling.decode(inputs[:1], info).pixels[0]
+    assert psnr(made, whole.decode(inputs[:1], info).pixels[0]) > 30
     with pytest.raises(DeviceFull, match="QUIRE_DECODER_DECODE_BYTES"):
         tiling.decode(inputs, info)

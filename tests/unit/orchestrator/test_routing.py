@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,19 @@ def test_above_theta_work_goes_to_the_least_busy_and_stays_the_owners() -> None:
     assert {runners["decoder-1"], runners["decoder-2"]} == {1, 2}
 
 
+def test_the_queue_that_a_decoder_reports_is_shared_by_its_devices() -> None:
+    """Other orchestrators send requests too: a decoder's own count is believed where it is more."""
+    about = [DecoderInfo(queued=9), DecoderInfo(queued=9, devices=4), DecoderInfo(queued=1)]
+    busy, quick, idle = (replace(node, about=info) for node, info in zip(_decoders(3), about, strict=True))
+    router = ImageRouter(2, 60.0)
+    assert [router.depth(node) for node in (busy, quick, idle)] == [9, 9 / 4, 1]
+    owned = next(
+        name for name in (b"%d" % number for number in range(200)) if _owner(router, name, _decoders(3)) == busy.node_id
+    )
+    route = router.route(owned, [busy, quick, idle], 1.0)
+    assert route is not None and route.runner == idle and route.owner == busy
+
+
 def test_the_same_id_is_joined_where_it_runs() -> None:
     router, decoders = ImageRouter(0, 60.0), _decoders(3)
     first = router.route(b"x", decoders, 1.0)
@@ -74,9 +88,9 @@ def test_failed_decoders_are_avoided_and_silence_runs_out() -> None:
     assert router.route(b"x", [], 1.0) is None
     later = router.route(b"y", decoders, 9.0)
     assert later is not None
-    assert router.depth("decoder-0") + router.depth("decoder-1") == 2
+    assert sum(map(router.depth, decoders)) == 2
     router.route(b"z", decoders, 20.0)
-    assert router.depth("decoder-0") + router.depth("decoder-1") == 1, "tickets that were not given back are gone"
+    assert sum(map(router.depth, decoders)) == 1, "tickets that were not given back are gone"
     assert not router.finish(first.ticket)
 
 
@@ -92,4 +106,4 @@ def test_depths_are_what_runs(events: list[tuple[bool, int, int]], theta: int) -
             assert router.finish(running.pop(at % len(running)).ticket)
         counts = Counter(route.runner.node_id for route in running)
         for node in decoders:
-            assert router.depth(node.node_id) == counts[node.node_id]
+            assert router.depth(node) == counts[node.node_id]

@@ -16,7 +16,7 @@ labels:
 
 {{- define "quire.image" -}}
 {{- $name := printf "quire-%s" .role }}
-{{- if and (eq .role "decoder") .root.Values.decoder.gpu }}{{ $name = "quire-decoder-cuda" }}{{ end }}
+{{- if and (eq .role "decoder") .root.Values.decoder.gpus }}{{ $name = "quire-decoder-cuda" }}{{ end }}
 {{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end }}{{ $name }}
 {{- with index .root.Values.image.digests .role }}@{{ . }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
@@ -39,7 +39,7 @@ spec:
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- $tolerations := .values.tolerations }}
-  {{- if and (eq .role "decoder") .values.gpu }}
+  {{- if and (eq .role "decoder") .values.gpus }}
   {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
   {{- end }}
   {{- with $tolerations }}
@@ -110,8 +110,8 @@ startupProbe:
       "requests" (dict "memory" "4Gi") "limits" (dict "memory" "4Gi" "hugepages-2Mi" .root.Values.rdma.hugePages)) }}
 {{- end }}
 {{- end }}
-{{- if and (eq .role "decoder") .values.gpu }}
-{{- $resources = mergeOverwrite $resources (dict "limits" (dict "nvidia.com/gpu" "1")) }}
+{{- if and (eq .role "decoder") .values.gpus }}
+{{- $resources = mergeOverwrite $resources (dict "limits" (dict "nvidia.com/gpu" (.values.gpus | toString))) }}
 {{- end }}
 resources: {{- toYaml $resources | nindent 2 }}
 securityContext:
@@ -198,6 +198,13 @@ spec:
       pods:
         metric: {name: quire_lookup_seconds_p99}
         target: {type: AverageValue, averageValue: 20m}
+    {{- end }}
+    {{- if and (eq .role "decoder") .root.Values.monitoring.enabled }}
+    # By the latents that wait for the devices of a pod.
+    - type: Pods
+      pods:
+        metric: {name: quire_decoder_queue}
+        target: {type: AverageValue, averageValue: "{{ mul .values.queue (max 1 (int .values.gpus)) }}"}
     {{- end }}
   behavior:
     scaleDown: {stabilizationWindowSeconds: 300}

@@ -277,18 +277,22 @@ class ObjectSpeed(_message.Message):
     def __init__(self, latency_us: _Optional[int] = ..., request_us: _Optional[int] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class DecoderInfo(_message.Message):
-    __slots__ = ("build", "capacity_bytes", "used_bytes", "vaes", "signer")
+    __slots__ = ("build", "capacity_bytes", "used_bytes", "vaes", "signer", "queued", "devices")
     BUILD_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     VAES_FIELD_NUMBER: _ClassVar[int]
     SIGNER_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     build: str
     capacity_bytes: int
     used_bytes: int
     vaes: _containers.RepeatedCompositeFieldContainer[KnownVae]
     signer: str
-    def __init__(self, build: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., vaes: _Optional[_Iterable[_Union[KnownVae, _Mapping]]] = ..., signer: _Optional[str] = ...) -> None: ...
+    queued: int
+    devices: int
+    def __init__(self, build: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., vaes: _Optional[_Iterable[_Union[KnownVae, _Mapping]]] = ..., signer: _Optional[str] = ..., queued: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
 
 class KnownVae(_message.Message):
     __slots__ = ("weights_sha256", "name", "class_name", "channels", "scale", "scaling_factor", "shift_factor")

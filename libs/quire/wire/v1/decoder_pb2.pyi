@@ -88,28 +88,32 @@ class ReadCachedRequest(_message.Message):
     def __init__(self, entry: _Optional[_Union[_images_pb2.ImageEntry, _Mapping]] = ..., target: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ...) -> None: ...
 
 class ReadCachedResponse(_message.Message):
-    __slots__ = ("length", "kind")
+    __slots__ = ("length", "kind", "build")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     length: int
     kind: str
-    def __init__(self, length: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+    build: str
+    def __init__(self, length: _Optional[int] = ..., kind: _Optional[str] = ..., build: _Optional[str] = ...) -> None: ...
 
 class WriteBackRequest(_message.Message):
-    __slots__ = ("entry", "record", "record_length", "image", "image_length", "stored")
+    __slots__ = ("entry", "record", "record_length", "image", "image_length", "stored", "build")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     RECORD_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     entry: _images_pb2.ImageEntry
     record: _common_pb2.RdmaTarget
     record_length: int
     image: _common_pb2.RdmaTarget
     image_length: int
     stored: bool
-    def __init__(self, entry: _Optional[_Union[_images_pb2.ImageEntry, _Mapping]] = ..., record: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., record_length: _Optional[int] = ..., image: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., image_length: _Optional[int] = ..., stored: _Optional[bool] = ...) -> None: ...
+    build: str
+    def __init__(self, entry: _Optional[_Union[_images_pb2.ImageEntry, _Mapping]] = ..., record: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., record_length: _Optional[int] = ..., image: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., image_length: _Optional[int] = ..., stored: _Optional[bool] = ..., build: _Optional[str] = ...) -> None: ...
 
 class WriteBackResponse(_message.Message):
     __slots__ = ()

@@ -20,6 +20,7 @@ from quire.wire.convert_transfers import deliver_order_to
 from quire.wire.v1 import common_pb2, decoder_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_decoder.ports import CachedForm
 from quire_server.access.permits import permit
 from quire_server.clock import Clock
 
@@ -89,10 +90,10 @@ class GrpcOwners:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
+    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> CachedForm | None:
         request = decoder_pb2.ReadCachedRequest(entry=convert_images.image_to(entry), target=convert.target_to(target))
         response = await call(self._stub(address).ReadCached, request, timeout_s=_TIMEOUT_S, again=False)
-        return response.kind, response.length
+        return CachedForm(response.kind, response.length, response.build) if response.kind else None
 
     async def write_back(
         self,
@@ -100,6 +101,7 @@ class GrpcOwners:
         entry: ImageEntry,
         record: tuple[RdmaTarget, int] | None,
         image: tuple[RdmaTarget, int] | None,
+        build: str = "",
     ) -> None:
         request = decoder_pb2.WriteBackRequest(
             entry=convert_images.image_to(entry),
@@ -107,6 +109,7 @@ class GrpcOwners:
             record_length=record[1] if record else 0,
             image=_target(image),
             image_length=image[1] if image else 0,
+            build=build,
         )
         await call(self._stub(address).WriteBack, request, timeout_s=_TIMEOUT_S, again=False)
 

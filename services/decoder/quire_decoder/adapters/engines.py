@@ -1,134 +1,163 @@
 """Ways to run a VAE's decoder on a device. Each has roundings of its own, so its name is part of the build.
 
-eager and channels_last run everywhere, compile where torch finds a compiler, graphs on CUDA, tensorrt where the package
-torch_tensorrt is.
+eager and channels_last run everywhere, graphs on CUDA. compile and tensorrt are built once (`adapters.built_engines`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections import OrderedDict
 from collections.abc import Callable
-from importlib.metadata import version
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from quire.model.errors import ConfigInvalid
+from quire.telemetry import logger
+from quire_decoder.adapters.weights import Weights
+from quire_decoder.config import ENGINES
+from quire_decoder.core.bounded import Bounded
 
 Decode = Callable[[Any], Any]
 """A batch of latents, on the device, to samples: (N, C, h, w) to (N, 3, H, W)."""
-
-_GRAPHS_MAX: Final = 16
+Shape = tuple[int, ...]
 
 
 class DecodeEngine(Protocol):
-    """Wraps a decoder. `name` identifies its build."""
+    """Runs VAEs on one device. Not for two threads at once."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Identifies the build of what is decoded from now on."""
 
-    def prepare(self, vae: Any) -> Decode: ...
+    @property
+    def used(self) -> str:
+        """Identifies the build of the batch that was begun last."""
+
+    def begin(self) -> None:
+        """Note that a batch begins."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+    def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
+        """Return what decodes with a VAE. `dtype`: of its weights, as torch names it."""
 
 
-class Eager:
+class _OneBuild:
+    """An engine whose build does not change."""
+
+    name = used = ""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Eager(_OneBuild):
     """Plain torch."""
 
-    name = "eager"
+    name = used = "eager"
 
-    def prepare(self, vae: Any) -> Decode:
-        return lambda latents: vae.decode(latents, return_dict=False)[0]
+    def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
+        return eager(vae)
 
 
-class ChannelsLast:
+class ChannelsLast(_OneBuild):
     """Eager, with the memory order that convolutions of many devices prefer, where the VAE takes planes."""
 
-    name = "channels_last"
+    name = used = "channels_last"
 
-    def prepare(self, vae: Any) -> Decode:
+    def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
         import torch
 
         if any(weight.dim() > 4 for weight in vae.parameters()):  # of videos: torch has that order for planes alone
-            return Eager().prepare(vae)
+            return eager(vae)
         vae.to(memory_format=torch.channels_last)
         return lambda latents: vae.decode(latents.contiguous(memory_format=torch.channels_last), return_dict=False)[0]
 
 
-class Compiled:
-    """torch.compile, for each shape anew."""
+class Recording(Protocol):
+    """Recorded work."""
 
-    def __init__(self, backend: str = "inductor") -> None:
-        self._backend = backend
-        self.name = f"compile {backend}"
-        if backend == "tensorrt":
-            if importlib.util.find_spec("torch_tensorrt") is None:
-                raise ConfigInvalid("QUIRE_DECODER_ENGINE=tensorrt needs the package torch_tensorrt")
-            self.name += f" {version('torch_tensorrt')}"
+    @property
+    def size(self) -> int:
+        """Bytes of the device's memory that it keeps."""
 
-    def prepare(self, vae: Any) -> Decode:
-        import torch
-
-        if self._backend == "tensorrt":
-            importlib.import_module("torch_tensorrt")  # registers itself
-        backend = "torch_tensorrt" if self._backend == "tensorrt" else self._backend
-        compiled: Any = torch.compile(vae.decoder, backend=backend, dynamic=False)
-        vae.decoder = compiled
-        return Eager().prepare(vae)
+    def replay(self, latents: Any) -> Any:
+        """Run it with other latents of the same shape."""
 
 
-class CudaGraphs:
-    """A recording of all kernels, by shape, replayed in one call: no launch is waited for. Needs CUDA."""
+class RecordedShapes(_OneBuild):
+    """A recording of all kernels, by shape, replayed in one call: no launch is waited for.
 
-    name = "graphs"
+    Args:
+        bytes_max: Memory for recordings. A shape that takes more alone runs eagerly.
+        record: Records a decode with latents of a shape.
+        released: Called after recordings were given up.
+    """
 
-    def prepare(self, vae: Any) -> Decode:
-        import torch
+    name = used = "graphs"
 
+    def __init__(
+        self, bytes_max: int, record: Callable[[Decode, Any], Recording], released: Callable[[], None] = lambda: None
+    ) -> None:
+        self._record = record
+        self._recordings: Bounded[tuple[str, str, Shape], Recording] = Bounded(bytes_max, released)
+        self._too_large: set[tuple[str, str, Shape]] = set()
+
+    def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
         # Contiguous: on an H200 convolutions with channels_last take half as long again (docs/evaluation.md).
-        eager = Eager().prepare(vae)
-        graphs: OrderedDict[tuple[int, ...], tuple[Any, Any, Any]] = OrderedDict()
-
-        def record(latents: Any) -> tuple[Any, Any, Any]:
-            inputs = latents.clone()
-            stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):  # libraries choose their algorithms before anything is recorded
-                    eager(inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                sample = eager(inputs)
-            return graph, inputs, sample
+        plain = eager(vae)
 
         def decode(latents: Any) -> Any:
-            shape = tuple(latents.shape)
-            if shape not in graphs:
-                if len(graphs) >= _GRAPHS_MAX:
-                    graphs.popitem(last=False)
-                graphs[shape] = record(latents)
-            graphs.move_to_end(shape)
-            graph, inputs, sample = graphs[shape]
-            inputs.copy_(latents)
-            graph.replay()
-            return sample.clone()
+            key = weights.sha256, dtype, tuple(latents.shape)
+            if key in self._too_large:
+                return plain(latents)
+            recording = self._recordings.get(key)
+            if recording is None:
+                recording = self._record(plain, latents)
+                if not self._recordings.put(key, recording, recording.size):
+                    self._too_large.add(key)
+                    logger().warning(
+                        "a recording is not kept: QUIRE_DECODER_GRAPH_BYTES", shape=key[2], bytes=recording.size
+                    )
+            return recording.replay(latents)
 
         return decode
 
 
-def make_engine(name: str, device_type: str) -> DecodeEngine:
+def eager(vae: Any) -> Decode:
+    """Return the plain decode of a VAE."""
+    return lambda latents: vae.decode(latents, return_dict=False)[0]
+
+
+def make_engine(name: str, device: str, graph_bytes: int = 8 << 30, folder: Path | None = None) -> DecodeEngine:
     """Return an engine by its name in the configuration; "auto": graphs on CUDA, else channels_last.
 
-    Raises `ConfigInvalid`.
+    Args:
+        name: One of `ENGINES`.
+        device: As torch names it.
+        graph_bytes: Memory for recordings.
+        folder: Keeps engines that are built; None for the user's cache.
+
+    Raises:
+        ConfigInvalid: It cannot run here.
     """
+    is_cuda = device.startswith("cuda")
     if name == "auto":
-        name = "graphs" if device_type == "cuda" else "channels_last"
-    if name == "graphs" and device_type != "cuda":
-        raise ConfigInvalid(f"QUIRE_DECODER_ENGINE=graphs needs CUDA, the device is {device_type}")
-    engines: dict[str, Callable[[], DecodeEngine]] = {
-        "eager": Eager,
-        "channels_last": ChannelsLast,
-        "compile": Compiled,
-        "graphs": CudaGraphs,
-        "tensorrt": lambda: Compiled("tensorrt"),
-    }
-    if name not in engines:
-        raise ConfigInvalid(f"QUIRE_DECODER_ENGINE={name!r}; there are auto, {', '.join(engines)}")
-    return engines[name]()
+        name = "graphs" if is_cuda else "channels_last"
+    if name == "eager":
+        return Eager()
+    if name == "channels_last":
+        return ChannelsLast()
+    if name == "graphs" and is_cuda:
+        from quire_decoder.adapters.cuda_graphs import record, released
+
+        return RecordedShapes(graph_bytes, record, released)
+    if name in ("compile", "tensorrt"):
+        from quire_decoder.adapters.built_engines import BuiltEngines
+
+        return BuiltEngines.of(name, device, folder)
+    if name == "graphs":
+        raise ConfigInvalid(f"QUIRE_DECODER_ENGINE=graphs needs CUDA, the device is {device}")
+    raise ConfigInvalid(f"QUIRE_DECODER_ENGINE={name!r}; there are {', '.join(ENGINES)}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -17,65 +20,65 @@ from quire.model.errors import ConfigInvalid, VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire.telemetry import logger
-from quire_decoder.adapters.engines import Decode, DecodeEngine, make_engine
-from quire_decoder.adapters.weights import Weights, find_weights
-from quire_decoder.core.vae_kinds import VaeKind
+from quire.transport.devices import CopyStream, Event, copy_stream
+from quire_decoder.adapters.engines import Decode, DecodeEngine
+from quire_decoder.adapters.loading import LoadedVae, load_vae, to_pixels
+from quire_decoder.adapters.weights import Weights
+from quire_decoder.core.precision import RECORD
 from quire_decoder.errors import DeviceFull
-from quire_decoder.ports import Pixels
+from quire_decoder.ports import Decoded, Pixels
 
-_TILE = 64  # latent pixels
 DEMO_FOLDER = Path(__file__).parents[1] / "assets" / "demo_vae"
 
 
-class DiffusersVaes:
-    """The `VaeRunner` port, with the VAEs of folders (`find_weights`).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VaeSettings:
+    """Of a device.
 
-    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used are dropped. An
-    image whose decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder
-    that is not there.
+    Attributes:
+        device: As torch names it: "cpu", "cuda:0".
+        bytes_max: Weights that stay loaded; the least recently used leave.
+        decode_bytes: An image that takes more to decode is decoded in tiles.
+        dtype: Number format; one of `core.precision.CHOICES`.
+    """
+
+    device: str = "cpu"
+    bytes_max: int = 2 << 30
+    decode_bytes: int = 4 << 30
+    dtype: str = RECORD
+
+
+class DiffusersVaes:
+    """The `VaeRunner` port. VAEs are loaded when they are first needed, and torch with the first of them.
+
+    Args:
+        known: VAEs by the digest of their weights (`find_weights`).
+        engine: Runs them.
+        settings: Of the device.
+        streams: Returns a stream of copies of a device; one is for latents, one for pixels.
     """
 
     def __init__(
-        self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto", decode_bytes: int = 4 << 30
+        self,
+        known: Mapping[str, Weights],
+        engine: DecodeEngine,
+        settings: VaeSettings,
+        streams: Callable[[Any], CopyStream] = copy_stream,
     ) -> None:
-        if device == "cuda" and not _has_cuda():
-            raise ConfigInvalid("QUIRE_DECODER_DEVICE='cuda': torch finds no CUDA device; `auto` takes what there is")
-        self._wanted = device
-        self._engine: DecodeEngine = make_engine(engine, self._device_type)
-        self._bytes_max = bytes_max
-        self._decode_bytes = decode_bytes
-        self._known = find_weights(folders)
-        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
+        self.engine = engine
+        self._settings = settings
+        self._known = dict(known)
+        self._streams = streams
+        self._loaded: OrderedDict[str, LoadedVae] = OrderedDict()
+        self._lock = threading.Lock()
 
-    @cached_property
+    @property
     def build(self) -> str:
-        libraries = f"torch {version('torch')}, diffusers {version('diffusers')}"
-        return f"{libraries}, {self._device_name}, {self._engine.name}, tiles above {self._decode_bytes >> 20} MiB"
+        return self._build_with(self.engine.name)
 
-    @cached_property
-    def _device(self) -> Any:
-        """Torch is loaded with the first latent: a decoder that is not asked for anything takes no memory for it."""
-        import torch
-
-        name = self._wanted
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.device(name)
-
-    @cached_property
-    def _device_type(self) -> str:
-        """Type of the device; torch is not loaded where there can be no CUDA."""
-        if self._wanted == "cpu" or not Path("/dev/nvidiactl").exists():
-            return "cpu"
-        return str(self._device.type)
-
-    @cached_property
-    def _device_name(self) -> str:
-        if self._device_type != "cuda":
-            return self._device_type
-        import torch
-
-        return torch.cuda.get_device_name(self._device)
+    @property
+    def lanes(self) -> int:
+        return 2 if self._settings.device.startswith("cuda") else 1
 
     @property
     def known(self) -> tuple[KnownVae, ...]:
@@ -97,8 +100,63 @@ class DiffusersVaes:
                 logger().error("a VAE cannot be used", folder=str(weights.folder), error=str(error))
                 del self._known[weights.sha256]
 
-    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
         """Decode a batch. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
+        with self._lock, self._on_device(), self._memory_for(latents):
+            batch = self._begin(latents, info)
+        batch.copied.synchronize()
+        return Decoded(list(batch.pixels.numpy()), batch.seconds(), batch.build)
+
+    def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
+        """Encode an image. Raises `VaeUnknown`, `DeviceFull`."""
+        import torch
+
+        height, width = pixels.shape[:2]
+        info = LatentInfo((1, 1, 1), "float16", Vae("", "", weights_sha256), height, width, Normalisation())
+        with self._lock, self._on_device(), torch.inference_mode():
+            loaded = self._load(info)
+            if (needed := height * width * loaded.pixel_bytes) > self._settings.decode_bytes:
+                raise DeviceFull(
+                    f"{height} × {width} need some {needed >> 20} MiB, more than QUIRE_DECODER_DECODE_BYTES"
+                )
+            tensor = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)[None].to(loaded.dtype) / 127.5 - 1
+            encoded = loaded.encode(tensor[:, :, None] if loaded.kind.frames else tensor)
+            latent = (encoded[:, :, 0] if loaded.kind.frames else encoded)[0]
+            return np.asarray(latent.float().cpu().numpy(), dtype=np.float32)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    # ----
+
+    @cached_property
+    def _device(self) -> Any:
+        import torch
+
+        return torch.device(self._settings.device)
+
+    @cached_property
+    def _copies(self) -> tuple[CopyStream, CopyStream]:
+        return self._streams(self._device), self._streams(self._device)
+
+    @cached_property
+    def _facts(self) -> tuple[str, str]:
+        """What decides the pixels besides the engine: of the machine, and of the configuration."""
+        name = "cpu"
+        if self._settings.device.startswith("cuda"):
+            import torch
+
+            name = torch.cuda.get_device_name(self._device)
+        dtype = "" if self._settings.dtype == RECORD else f", {self._settings.dtype}"
+        machine = f"torch {version('torch')}, diffusers {version('diffusers')}, {name}"
+        return machine, f"tiles above {self._settings.decode_bytes >> 20} MiB{dtype}"
+
+    def _build_with(self, engine: str) -> str:
+        machine, settings = self._facts
+        return f"{machine}, {engine}, {settings}"
+
+    def _begin(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> _Batch:
+        """Begin all work of a batch. It runs behind that of earlier batches; only its copies run beside them."""
         import torch
 
         loaded, latent = self._load(info), latents[0]
@@ -107,53 +165,62 @@ class DiffusersVaes:
             raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {kind.channels}", field="shape")
         if (latent.shape[1] * scale, latent.shape[2] * scale) != (info.height, info.width):
             raise RecordInvalid(f"{latent.shape} makes ×{scale}, not {info.height} × {info.width}", field="shape")
+        self.engine.begin()
+        into, out_of = self._copies
+        is_cuda = self._device.type == "cuda"
+        with torch.inference_mode():
+            staged = torch.from_numpy(np.stack(latents))
+            staged = staged.pin_memory() if is_cuda else staged
+            arriving: list[Any] = []  # allocated by the copy's stream: that of the decoder has its own memory
+            into.order(into.submit(lambda: arriving.append(staged.to(self._device, copy=True, non_blocking=True))))
+            clock = _DeviceClock(self._device)
+            tensor = arriving[0].to(loaded.dtype)
+            samples = self._decoder(loaded, len(latents), info)(tensor[:, :, None] if kind.frames else tensor)
+            made = to_pixels(samples[:, :, 0] if kind.frames else samples)
+            clock.stop()
+        pixels = torch.empty(made.shape, dtype=torch.uint8, pin_memory=is_cuda)
+        copied = out_of.submit(lambda: _copy(pixels, made), dependency=out_of.record())
+        return _Batch(pixels, copied, clock.seconds, self._build_with(self.engine.used), (staged, arriving, made))
+
+    def _on_device(self) -> Any:
+        """Events and graphs are made on the current device."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        import torch
+
+        return torch.cuda.device(self._device)
+
+    @contextmanager
+    def _memory_for(self, latents: Sequence[npt.NDArray[np.float32]]) -> Iterator[None]:
+        """Raise `DeviceFull` where the device has no memory."""
         try:
-            with torch.inference_mode():
-                tensor = torch.from_numpy(np.stack(latents)).to(self._device)
-                tensor = tensor.to(loaded.dtype)
-                samples = self._decoder(loaded, len(latents), info)(tensor[:, :, None] if kind.frames else tensor)
-                samples = (samples[:, :, 0] if kind.frames else samples).float()
-                pixels = (samples / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-                return list(np.asarray(pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy(), dtype=np.uint8))
+            yield
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
+            import torch
+
             if not isinstance(error, torch.OutOfMemoryError) and "allocate" not in str(error):
                 raise
             if len(latents) == 1:  # a smaller batch may still fit beside what is loaded
                 self._loaded.clear()
             torch.cuda.empty_cache()
-            raise DeviceFull(f"no memory for {len(latents)} latents of {latent.shape}") from None
+            raise DeviceFull(f"no memory for {len(latents)} latents of {latents[0].shape}") from None
 
-    def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
-        """Encode an image. Raises `VaeUnknown`, `DeviceFull`."""
-        import torch
-
-        height, width = pixels.shape[:2]
-        info = LatentInfo((1, 1, 1), "float16", Vae("", "", weights_sha256), height, width, Normalisation())
-        loaded = self._load(info)
-        if (needed := height * width * loaded.pixel_bytes) > self._decode_bytes:
-            raise DeviceFull(f"{height} × {width} need some {needed >> 20} MiB, more than QUIRE_DECODER_DECODE_BYTES")
-        with torch.inference_mode():
-            tensor = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)[None].to(loaded.dtype) / 127.5 - 1
-            encoded = loaded.encode(tensor[:, :, None] if loaded.kind.frames else tensor)
-            latent = (encoded[:, :, 0] if loaded.kind.frames else encoded)[0]
-            return np.asarray(latent.float().cpu().numpy(), dtype=np.float32)
-
-    def _decoder(self, loaded: _Loaded, count: int, info: LatentInfo) -> Decode:
+    def _decoder(self, loaded: LoadedVae, count: int, info: LatentInfo) -> Decode:
         """The whole image at once, or in tiles that overlap and are blended. Raises `DeviceFull` for too many."""
-        needed = count * info.height * info.width * loaded.pixel_bytes
-        if needed <= self._decode_bytes:
+        needed, limit = count * info.height * info.width * loaded.pixel_bytes, self._settings.decode_bytes
+        if needed <= limit:
             return loaded.decode
         if count > 1:
             raise DeviceFull(
                 f"{count} of {info.height} × {info.width} need some {needed >> 20} MiB, more than "
-                f"QUIRE_DECODER_DECODE_BYTES ({self._decode_bytes >> 20} MiB)"
+                f"QUIRE_DECODER_DECODE_BYTES ({limit >> 20} MiB)"
             )
         return loaded.tiled
 
-    def _load(self, info: LatentInfo) -> _Loaded:
-        """Return the VAE in the dtype of the record."""
+    def _load(self, info: LatentInfo) -> LoadedVae:
+        """Return the VAE in its number format for the record."""
         digest, dtype = info.vae.weights_sha256.lower(), info.decode.dtype
-        name = f"{digest} {dtype}"
+        name = f"{digest} {dtype}" if self._settings.dtype == RECORD else digest
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
@@ -162,74 +229,84 @@ class DiffusersVaes:
             raise VaeUnknown(
                 f"no VAE with weights {digest[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
             )
-        vae = _read(weights, dtype).to(self._device).eval()
-        size = sum(parameter.numel() * parameter.element_size() for parameter in vae.parameters())
-        while self._loaded and size + sum(loaded.size for loaded in self._loaded.values()) > self._bytes_max:
+        loaded = load_vae(weights, self._settings.dtype, dtype, self._device, self.engine)
+        while (
+            self._loaded and loaded.size + sum(each.size for each in self._loaded.values()) > self._settings.bytes_max
+        ):
             self._loaded.popitem(last=False)
-        pixel_bytes = int(weights.kind.pixel_values * vae.dtype.itemsize)
-        tiled, encode = _tiled(vae, weights.kind.scale), _encoding(vae)
-        loaded = _Loaded(
-            self._engine.prepare(vae),
-            tiled,
-            encode=encode,
-            kind=weights.kind,
-            dtype=vae.dtype,
-            size=size,
-            pixel_bytes=pixel_bytes,
-        )
         self._loaded[name] = loaded
-        engine = self._engine.name
-        logger().info("vae loaded", folder=str(weights.folder), bytes=size, device=str(self._device), engine=engine)
         return loaded
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A VAE on the device. `size`: bytes of its weights; `pixel_bytes`: about what decoding takes for each pixel."""
+class _Batch:
+    """A batch that was begun. `held`: memory that its copies read; it is free behind `copied`."""
 
-    decode: Decode
-    tiled: Decode
-    encode: Decode
-    kind: VaeKind
-    dtype: Any
-    size: int
-    pixel_bytes: int
+    pixels: Any
+    copied: Event
+    seconds: Callable[[], float]
+    build: str
+    held: tuple[Any, ...]
 
 
-def _encoding(vae: Any) -> Decode:
-    """A batch of samples to latents: the most likely ones, where the VAE says a distribution."""
+class _DeviceClock:
+    """Seconds that the device takes for the work from here to `stop`."""
 
-    def encode(samples: Any) -> Any:
-        encoded = vae.encode(samples, return_dict=False)[0]
-        return encoded.mode() if hasattr(encoded, "mode") and not hasattr(encoded, "shape") else encoded
+    def __init__(self, device: Any) -> None:
+        self._events: list[Any] = []
+        self._took_s, self._began_s = 0.0, time.perf_counter()
+        if device.type == "cuda":
+            import torch
 
-    return encode
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._events[0].record()
+
+    def stop(self) -> None:
+        self._took_s = time.perf_counter() - self._began_s
+        if self._events:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        """Return them, once the work has run."""
+        if not self._events:
+            return self._took_s
+        began, ended = self._events
+        return float(began.elapsed_time(ended)) / 1e3
 
 
-def _tiled(vae: Any, scale: int) -> Decode:
-    vae.tile_latent_min_size, vae.tile_sample_min_size = _TILE, _TILE * scale
-    vae.spatial_scale_factor = scale  # AutoencoderTiny's own counts colours instead of blocks
-
-    def decode(latents: Any) -> Any:
-        vae.enable_tiling()
-        try:
-            return vae.decode(latents, return_dict=False)[0]
-        finally:
-            vae.disable_tiling()
-
-    return decode
+def _copy(into: Any, out_of: Any) -> None:
+    into.copy_(out_of, non_blocking=True)
 
 
-def _read(weights: Weights, dtype: str) -> Any:
-    import diffusers
+def device_names(wanted: str) -> list[str]:
+    """Return the devices to decode on: all GPUs, one of them, or the processor.
+
+    Torch is not loaded where there can be no CUDA: a decoder that is asked for nothing takes no memory for it.
+
+    Args:
+        wanted: "auto", "cpu", "cuda" for all GPUs, "cuda:N" for one.
+
+    Raises:
+        ConfigInvalid: A device is not there, or the GPUs are of several kinds: their pixels differ.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not Path("/dev/nvidiactl").exists()):
+        return ["cpu"]
     import torch
 
-    kind = getattr(diffusers, weights.kind.class_name)
-    options: dict[str, Any] = {"use_safetensors": True, "low_cpu_mem_usage": False, "variant": weights.variant or None}
-    return kind.from_pretrained(weights.folder, torch_dtype=getattr(torch, dtype), **options)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [f"cuda:{number}" for number in range(count)]
+    if wanted == "auto" and not names:
+        return ["cpu"]
+    if wanted in names:
+        return [wanted]
+    if wanted not in ("auto", "cuda") or not names:
+        raise ConfigInvalid(
+            f"QUIRE_DECODER_DEVICE={wanted!r}: torch finds {', '.join(names) or 'no CUDA device'}; "
+            "`auto` takes what there is"
+        )
+    kinds = sorted({torch.cuda.get_device_name(name) for name in names})
+    if len(kinds) > 1:
+        raise ConfigInvalid(
+            f"QUIRE_DECODER_DEVICE={wanted!r}: {', '.join(kinds)} make different pixels; name one, as in cuda:0"
+        )
+    return names

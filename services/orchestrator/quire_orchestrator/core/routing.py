@@ -1,8 +1,8 @@
 """Choice of the decoder for an image (LatentBox, §4.4): joined, at its owner, or at the least busy decoder.
 
 An id's owner is the decoder with the strongest claim on it (rendezvous hashing: one that joins or leaves moves only its
-share). Above `theta` requests in the owner's queue the work goes to the least busy one; its image goes into the owner's
-cache. Requests for an id that is being decoded go where that happens, to wait for it there.
+share). Above `theta` requests for each device of the owner the work goes to the least busy one; its image goes into the
+owner's cache. Requests for an id that is being decoded go where that happens, to wait for it there.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ class ImageRouter:
         self.build = ""
         """Of the decoder that was chosen last: of what there would be, were there one."""
 
-    def depth(self, node_id: str) -> int:
-        """Requests at a decoder."""
-        return self._depth.get(node_id, 0)
+    def depth(self, node: Node) -> float:
+        """Return the requests for each device of a decoder.
+
+        As counted here, or as it reported itself, if that is more: other orchestrators send requests too.
+        """
+        routed = self._depth.get(node.node_id, 0)
+        if not isinstance(node.about, DecoderInfo):
+            return routed
+        return max(routed, node.about.queued) / node.about.devices
 
     def route(self, record_name: bytes, decoders: Sequence[Node], now_s: float) -> Route | None:
         """Route a request; None without a decoder. One that has just failed is passed over while there is another."""
@@ -71,15 +77,15 @@ class ImageRouter:
         is_running = runner is not None
         if runner is None:
             runner = owner
-            if self.depth(owner.node_id) > self._theta:
+            if self.depth(owner) > self._theta:
                 equals = [node for node in usable if build_of(node) == build_of(owner)]
-                runner = min(equals, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
+                runner = min(equals, key=lambda node: (self.depth(node), node.node_id != owner.node_id))
         self.joined += is_running
         self.spilled += not is_running and runner.node_id != owner.node_id
         ticket, self._next = self._next, self._next + 1
         self._running[ticket] = _Running(record_name, runner, now_s)
         self._at.setdefault(record_name, []).append(ticket)
-        self._depth[runner.node_id] = self.depth(runner.node_id) + 1
+        self._depth[runner.node_id] = self._depth.get(runner.node_id, 0) + 1
         self.build = build_of(runner)
         return Route(ticket, runner, owner, is_running)
 

@@ -1,0 +1,58 @@
+"""Values that take memory, up to a bound; the one that was not used for the longest time leaves first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Bounded(Generic[Key, Value]):
+    """Values by key.
+
+    Args:
+        bytes_max: Bound of the sum of their sizes.
+        left: Called after values have left.
+    """
+
+    def __init__(self, bytes_max: int, left: Callable[[], None] = lambda: None) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._left = left
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Key) -> Value | None:
+        """Return a value, which counts as a use of it; None if it is not there."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Key, value: Value, size: int) -> bool:
+        """Add a value of `size` bytes; return False, and add nothing, where it alone is larger than the bound."""
+        if size > self.bytes_max:
+            return False
+        self.make_room(size)
+        self._values[key] = value, size
+        self.bytes += size
+        return True
+
+    def make_room(self, size: int) -> None:
+        """Let values leave until `size` bytes more fit."""
+        before = len(self._values)
+        while self._values and self.bytes + size > self.bytes_max:
+            _, (_, freed) = self._values.popitem(last=False)
+            self.bytes -= freed
+        if len(self._values) < before:
+            self._left()
+
+    def clear(self) -> None:
+        """Let all values leave."""
+        self.make_room(self.bytes_max + 1)
