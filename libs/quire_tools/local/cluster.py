@@ -31,6 +31,7 @@ from quire.wire.tls import MEMBER_NAME, OPERATOR, Tls
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub, GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
+from quire_tools.local.patience import Patience
 from quire_tools.local.ports import free_ports, is_free, named_ports, remembered_ports
 from quire_tools.local.processes import ServiceProcess, Starter
 
@@ -211,11 +212,10 @@ class LocalCluster:
             node = f"storage-{index}"
             self._start_service(node, "storage", port, self._storage_settings(node) | common)
         self._write_state()
-        deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             if process.name != "redis":
-                self._wait_healthy(process, deadline)
-        self._wait_joined(deadline, _MEMBERS)
+                self._wait_healthy(process, timeout_s)
+        self._wait_joined(timeout_s, _MEMBERS)
 
     def _storage_settings(self, node: str) -> dict[str, str]:
         return {
@@ -300,13 +300,12 @@ class LocalCluster:
         assert old.popen.poll() is not None, "kill it first"
         previous = {} if name == "redis" else self._members()
         self._spawn(name, old.command, old.environment | (environment or {}), old.address)
-        deadline = time.monotonic() + timeout_s
         if name == "redis":
-            self._wait_redis(deadline)
+            self._wait_redis(timeout_s)
             return
-        self._wait_healthy(self._processes[name], deadline)
+        self._wait_healthy(self._processes[name], timeout_s)
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
-        self._wait_joined(deadline, ("storage",), previous.get(name))
+        self._wait_joined(timeout_s, ("storage",), previous.get(name))
         self._processes[name].environment = old.environment
 
     def ended(self) -> dict[str, int]:
@@ -373,14 +372,15 @@ class LocalCluster:
         self._redis_url = f"unix://{path}"
         command = redis_command(self.folder, path)
         self._spawn("redis", command, dict(os.environ), path)
-        self._wait_redis(time.monotonic() + timeout_s)
+        self._wait_redis(timeout_s)
 
-    def _wait_redis(self, deadline: float) -> None:
+    def _wait_redis(self, timeout_s: float) -> None:
         import redis
 
-        client = redis.Redis.from_url(self._redis_url)
+        client, process = redis.Redis.from_url(self._redis_url), self._processes["redis"]
+        patience = Patience(timeout_s, [process.popen.pid])
         while True:
-            self._check_alive(self._processes["redis"], deadline)
+            process.check(patience)
             with contextlib.suppress(redis.exceptions.RedisError, OSError):
                 if client.ping():
                     return
@@ -405,30 +405,35 @@ class LocalCluster:
         popen = self._starter.start(self.wrapped(name, command), environment, log)
         self._processes[name] = ServiceProcess(name, command, environment, address, popen, log)
 
-    def _wait_healthy(self, process: ServiceProcess, deadline: float) -> None:
+    def _wait_healthy(self, process: ServiceProcess, timeout_s: float) -> None:
+        patience = Patience(timeout_s, [process.popen.pid])
         with self._channel(process.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
-                self._check_alive(process, deadline)
+                process.check(patience)
                 with contextlib.suppress(grpc.RpcError):
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True)
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(self, deadline: float, kinds: tuple[str, ...], previous: _Member | None = None) -> None:
+    def _wait_joined(self, timeout_s: float, kinds: tuple[str, ...], previous: _Member | None = None) -> None:
         """Return when all of `kinds` that run are members: with the address that they have now, and not `previous`.
 
         A process that died counts as a member for a while: also one of a cluster that ran on this folder before.
         """
         awaited = [process_ for name, process_ in self._processes.items() if name.startswith(kinds)]
         running = {process.advertised: process.name for process in awaited if process.popen.poll() is None}
+        patience = Patience(timeout_s, [process.popen.pid for process in awaited])
         while True:
             members = set(self._members().values())
             if running.keys() <= {member.address for member in members} and previous not in members:
                 return
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"not all of {sorted(running.values())} joined the cluster")
+            if patience.is_over:
+                missing = sorted(running[address] for address in running.keys() - {each.address for each in members})
+                raise DeadlineExceeded(
+                    f"{', '.join(missing)} did not join the cluster within {timeout_s:g} s; see {self.folder / 'logs'}"
+                )
             time.sleep(0.05)
 
     def _members(self) -> dict[str, _Member]:
@@ -464,13 +469,6 @@ class LocalCluster:
             return grpc.insecure_channel(address)
         name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
         return grpc.secure_channel(address, self._operator_tls.channel_credentials(), options=name)
-
-    def _check_alive(self, process: ServiceProcess, deadline: float) -> None:
-        if process.popen.poll() is not None:
-            tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-2000:]
-            raise Unavailable(f"{process.name} ended with status {process.popen.returncode}:\n{tail}")
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{process.name} did not come up")
 
     def _write_state(self) -> None:
         state = {

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
+from quire.model.errors import DeadlineExceeded, Unavailable
+from quire_tools.local.patience import Patience
+
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
@@ -47,6 +50,21 @@ class ServiceProcess:
     def advertised(self) -> str:
         """Return the address under which other members reach it."""
         return next((value for name, value in self.environment.items() if name.endswith("_ADVERTISE")), self.address)
+
+    def check(self, patience: Patience) -> None:
+        """Raise where waiting for it is of no use any more.
+
+        Raises:
+            Unavailable: It has ended.
+            DeadlineExceeded: The patience is over.
+        """
+        if self.popen.poll() is not None:
+            tail = Path(self.log.name).read_text(errors="replace")[-2000:]
+            raise Unavailable(f"{self.name} ended with status {self.popen.returncode}:\n{tail}")
+        if patience.is_over:
+            raise DeadlineExceeded(
+                f"{self.name} was not ready within {patience.limit_s:g} s in which it did nothing; see {self.log.name}"
+            )
 
 
 class Starter:

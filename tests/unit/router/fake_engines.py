@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -188,4 +188,18 @@ class RoutedClient:
             return answer.status, answer.headers.get("X-Quire-Engine", ""), await answer.text()
 
 
-__all__ = ["MODEL", "EngineRole", "FakeEngine", "Fault", "RoutedClient", "routed"]
+async def until(happened: Callable[[], bool]) -> AsyncIterator[int]:
+    """Number the prompts of a test until something has happened: which engine is asked depends on its port."""
+    for number in range(128):
+        yield number
+        if happened():
+            return
+    raise AssertionError("it has not happened after 128 prompts")
+
+
+def was_tried(router: Router, bad: FakeEngine) -> bool:
+    """Return whether an engine was asked; one that hangs may count as down before its turn comes."""
+    return bool(bad.asked) or not all(engine.is_up for engine in router.engines if engine.name == bad.url)
+
+
+__all__ = ["MODEL", "EngineRole", "FakeEngine", "Fault", "RoutedClient", "routed", "until", "was_tried"]

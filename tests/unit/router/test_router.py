@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,9 @@ from quire_tools.router.disaggregation import PrefillLost, prefilling
 from quire_tools.router.engine import EngineLost, RoutedEngine
 from quire_tools.router.prompts import Prompt
 from quire_tools.router.requests import read_request
-from quire_tools.router.server import Router
 from quire_tools.router.settings import EngineAddress, EngineRole, RouterSettings, addresses
 from tests.polling import eventually
-from tests.unit.router.fake_engines import MODEL, FakeEngine, Fault, routed
+from tests.unit.router.fake_engines import MODEL, FakeEngine, Fault, routed, until, was_tried
 
 BEFORE_FIRST_TOKEN = [Fault.REFUSES, Fault.BREAKS, Fault.HANGS]
 
@@ -42,7 +40,7 @@ async def test_another_engine_answers_when_one_fails_before_its_first_token(faul
         bad.fault = fault
         answers = [
             await client.ask(f"prompt {number}", stream=stream)
-            async for number in _until(partial(_was_tried, router, bad))
+            async for number in until(partial(was_tried, router, bad))
         ]
         assert {(status, engine) for status, engine, _ in answers} == {(200, good.url)}
         if stream:
@@ -140,7 +138,7 @@ async def test_prompts_with_one_beginning_go_to_one_engine() -> None:
         def both_were_asked() -> bool:
             return set().union(*places.values()) == {one.url, two.url}
 
-        async for begin in _until(both_were_asked):
+        async for begin in until(both_were_asked):
             for number in range(3):
                 for engine in router.engines:
                     engine.measured_tokens_per_s = 1000.0  # those of the fakes are noise
@@ -195,7 +193,7 @@ async def test_another_prefill_engine_takes_over(fault: Fault) -> None:
         routed(prefill=[one, two], decode=[decode]) as (router, client),
     ):
         one.fault = fault
-        async for number in _until(partial(_was_tried, router, one)):
+        async for number in until(partial(was_tried, router, one)):
             gate.clear()
             before, answered = len(two.asked), len(decode.asked)
             asking = asyncio.create_task(client.ask(f"{number}" * 300))
@@ -205,20 +203,6 @@ async def test_another_prefill_engine_takes_over(fault: Fault) -> None:
             gate.set()
             assert (await asking)[:2] == (200, decode.url)
             assert len(decode.asked) == answered + 1, "the decode engine noticed nothing"
-
-
-async def _until(happened: Callable[[], bool]) -> AsyncIterator[int]:
-    """Number the prompts of a test until something has happened: which engine is asked depends on its port."""
-    for number in range(128):
-        yield number
-        if happened():
-            return
-    pytest.fail("it has not happened after 128 prompts")
-
-
-def _was_tried(router: Router, bad: FakeEngine) -> bool:
-    """Return whether an engine was asked; one that hangs may count as down before its turn comes."""
-    return bool(bad.asked) or not all(engine.is_up for engine in router.engines if engine.name == bad.url)
 
 
 def _was_asked(engine: FakeEngine, requests: int) -> bool:
@@ -235,7 +219,7 @@ async def test_a_prompt_is_computed_once_whichever_decode_engine_answers(fault: 
         routed(prefill=[prefill], decode=[faulty, sound]) as (router, client),
     ):
         faulty.fault = fault
-        async for number in _until(partial(_was_tried, router, faulty)):
+        async for number in until(partial(was_tried, router, faulty)):
             sound.answers_after = asyncio.Event()
             answer = asyncio.create_task(client.ask(f"{number}" * 300, stream=True))
             await eventually(partial(_was_asked, prefill, number + 1), "the prompt is computed")
