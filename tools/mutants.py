@@ -67,6 +67,7 @@ SCOPES: Final = {
         (
             "unit/storage/test_residency.py",
             "unit/storage/test_residency_histories.py",
+            "unit/storage/test_residency_index.py",
             "unit/storage/test_residency_listing.py",
             "unit/storage/test_residency_levels.py",
             "unit/storage/test_residency_policy.py",

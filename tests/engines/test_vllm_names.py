@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,21 @@ def test_scales_that_differ_by_engine_are_refused(folder: Path) -> None:
     config.cache_config.calculate_kv_scales = True
     with pytest.raises(ConfigInvalid, match="checkpoint"):
         check(config, settings, transfer)
+
+
+@pytest.mark.parametrize(
+    ("zero_copy", "sleeps", "refused"), [("async", True, True), ("never", True, False), ("always", False, False)]
+)
+def test_blocks_of_engines_that_sleep_are_not_written_to(
+    folder: Path, zero_copy: str, sleeps: bool, refused: bool
+) -> None:
+    """Sleep mode unmaps the blocks, which stay registered: a node would write into memory that is not there."""
+    config: Any = _Config(folder)
+    config.parallel_config = SimpleNamespace()
+    config.model_config.enable_sleep_mode = sleeps
+    transfer = SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both")
+    with pytest.raises(ConfigInvalid, match="sleep") if refused else contextlib.nullcontext():
+        check(config, Settings(gateway="g:1", zero_copy=zero_copy), transfer)
 
 
 def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:

@@ -98,6 +98,12 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
             "scales that are computed from the first prompt differ by engine; use those of the checkpoint",
             field="calculate_kv_scales",
         )
+    if settings.zero_copy != "never" and getattr(config.model_config, "enable_sleep_mode", False):
+        raise ConfigInvalid(
+            "an engine that sleeps unmaps its blocks, and storage nodes may write into them where zero_copy is "
+            f"{settings.zero_copy!r}; leave out --enable-sleep-mode, or set zero_copy to never",
+            field="enable_sleep_mode",
+        )
     check_contents(config)
 
 
