@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu test-s3 test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu gpu-bundle test-s3 test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -53,9 +53,12 @@ test-chart: $(CHARTS)   ## the Helm chart, rendered by Helm's own code, and the 
 	$(BIN)/python tools/manifests.py --check
 	$(BIN)/python -m pytest tests/unit/test_helm.py
 
-test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
-	$(BIN)/quire bench gpu --device cuda --json bench-gpu.json --plot bench-gpu.png
-	$(BIN)/python -m pytest tests/unit/decoder/test_engines.py tests/contract/test_block_io.py tests/contract/test_devices.py
+BUNDLE_PYTHON ?= 3.12
+test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: order of copies, delivery, overlap, logits, decoding; build/gpu/report.md
+	$(BIN)/python tools/gpu_report.py
+
+gpu-bundle: $(STAMP)    ## the same, packed for a GPU machine without a network: make gpu-bundle BUNDLE_PYTHON=3.12
+	$(BIN)/python tools/gpu_bundle.py --python $(BUNDLE_PYTHON) build/quire-gpu.tar.xz
 
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.latents import DecodeRule, LatentInfo, Vae
-from quire_bench.decoder.fidelity import psnr
+from quire_bench.decoder.quality import psnr
 from quire_bench.gpu.device import Device
 from quire_decoder.adapters.built_engines import USES_MIN, BuiltEngines
 from quire_decoder.adapters.engines import make_engine

@@ -29,7 +29,12 @@ def pictures(count: int, size: int = 256) -> list[Picture]:
     sample: Any = cbook.get_sample_data("grace_hopper.jpg", asfileobj=True)
     with sample as file:
         photograph = np.asarray(Image.open(file).convert("RGB").crop((60, 0, 460, 400)).resize((size, size)))
-    return [photograph, *(_landscape(seed, size) for seed in range(count - 1))][:count]
+    return [photograph, *landscapes(count - 1, size)][:count]
+
+
+def landscapes(count: int, size: int = 256) -> list[Picture]:
+    """Pictures by formula."""
+    return [_landscape(seed, size) for seed in range(count)]
 
 
 def encode(images: Sequence[Picture]) -> list[tuple[Values, LatentInfo]]:

@@ -16,7 +16,7 @@ from quire.model.errors import ConfigInvalid
 from quire.model.latents import LatentInfo, denormalised
 from quire.testing.devices import LateDevice
 from quire.transport.devices import CopyStream, Event, copy_stream
-from quire_bench.decoder.fidelity import psnr, ssim
+from quire_bench.decoder.quality import psnr, ssim
 from quire_decoder.adapters import loading
 from quire_decoder.adapters.engines import Decode, RecordedShapes, make_engine
 from quire_decoder.adapters.loading import _chosen
@@ -24,7 +24,7 @@ from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings, device_names
 from quire_decoder.adapters.weights import find_weights
 from quire_decoder.core.precision import candidates, error_of
 from quire_decoder.errors import DeviceFull
-from quire_tools.local.pictures import VAE_FOLDER, encode, pictures
+from quire_tools.local.pictures import VAE_FOLDER, encode, landscapes
 from tests.unit.decoder.small_vae import SCALE, random_latents, small_vae
 
 
@@ -35,7 +35,7 @@ def _vaes(engine: str = "eager", streams: Callable[[Any], CopyStream] = copy_str
 
 @functools.cache
 def _latents(count: int, side: int) -> tuple[list[Any], LatentInfo]:
-    latents = encode(pictures(count, side))
+    latents = encode(landscapes(count, side))
     return [denormalised(*latent) for latent in latents], latents[0][1]
 
 
@@ -44,7 +44,7 @@ def test_engines_make_the_same_picture(engine: str) -> None:
     device = "cuda:0" if engine == "graphs" else "cpu"
     if engine == "graphs" and not torch.cuda.is_available():
         pytest.skip("no GPU")
-    originals = pictures(3, 64)
+    originals = landscapes(3, 64)
     inputs, info = _latents(3, 64)
     reference, other = _vaes(), _vaes(engine, device=device)
     assert reference.build != other.build or engine == "eager"
