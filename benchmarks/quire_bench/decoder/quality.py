@@ -10,15 +10,15 @@ from quire_decoder.ports import Pixels
 _SSIM_SIGMA, _SSIM_WINDOW = 1.5, 11
 
 
-def psnr(one: Pixels, other: Pixels) -> float:
+def psnr(pixels: Pixels, reference: Pixels) -> float:
     """Peak signal-to-noise ratio, dB; infinite for equal pictures."""
-    error = float(np.mean((one.astype(np.float64) - other.astype(np.float64)) ** 2))
+    error = float(np.mean((pixels.astype(np.float64) - reference.astype(np.float64)) ** 2))
     return float("inf") if error == 0 else 10 * float(np.log10(255.0**2 / error))
 
 
-def ssim(one: Pixels, other: Pixels) -> float:
+def ssim(pixels: Pixels, reference: Pixels) -> float:
     """Structural similarity, mean over channels and places (Wang et al. 2004: Gaussian window of 11, σ 1.5)."""
-    x, y = one.astype(np.float64), other.astype(np.float64)
+    x, y = pixels.astype(np.float64), reference.astype(np.float64)
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mean_x, mean_y = _blurred(x), _blurred(y)
     var_x, var_y = _blurred(x * x) - mean_x**2, _blurred(y * y) - mean_y**2
@@ -28,7 +28,7 @@ def ssim(one: Pixels, other: Pixels) -> float:
 
 
 def _blurred(image: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Where the window fits, along both axes."""
+    """Blur along both axes, without places where the window does not fit."""
     places = np.arange(_SSIM_WINDOW) - _SSIM_WINDOW // 2
     weights = np.exp(-(places**2) / (2 * _SSIM_SIGMA**2))
     weights /= weights.sum()

@@ -66,13 +66,13 @@ def measure(
                 references[size] = exact.decode([latent], _latent(size, weights, "float32")[1]).pixels[0]
             vaes = _vaes(folder, device, engine)
             _wait_for_engine(vaes, latent, info)
-            made = [vaes.decode([latent], info).pixels[0] for _ in range(2)][-1]
+            pixels = [vaes.decode([latent], info).pixels[0] for _ in range(2)][-1]
             took = [device.seconds(lambda: vaes.decode([latent], info)) for _ in range(rounds)]  # noqa: B023
         except (QuireError, RuntimeError) as error:
             notes.append(f"{engine}, {dtype}, {size}: {str(error).splitlines()[0]}")
             continue
         plain = plain_s.setdefault((size, dtype), median(took))
-        figures = {"ms": median(took) * 1e3, "PSNR to float32, dB": min(99.0, psnr(made, references[size]))}
+        figures = {"ms": median(took) * 1e3, "PSNR to float32, dB": min(99.0, psnr(pixels, references[size]))}
         params = {"part": f"decode {size}", "way": f"{engine}, {dtype}"}
         rows.append(Row(params, figures, plain * 1e3, plain / median(took)))
     return rows, notes
@@ -81,8 +81,7 @@ def measure(
 def _vaes(folder: Path, device: Device, engine: str) -> DiffusersVaes:
     name = "cuda:0" if device.is_cuda else "cpu"
     settings = VaeSettings(device=name, bytes_max=1 << 34, decode_bytes=1 << 36)
-    made = make_engine(engine, name, folder=folder.parent / "engines")
-    return DiffusersVaes(find_weights([folder]), made, settings)
+    return DiffusersVaes(find_weights([folder]), make_engine(engine, name, folder=folder.parent / "engines"), settings)
 
 
 def _wait_for_engine(vaes: DiffusersVaes, latent: Any, info: LatentInfo) -> None:

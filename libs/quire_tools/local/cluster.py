@@ -430,9 +430,10 @@ class LocalCluster:
             if running.keys() <= {member.address for member in members} and previous not in members:
                 return
             if patience.is_over:
-                missing = sorted(running[address] for address in running.keys() - {each.address for each in members})
+                addresses = running.keys() - {member.address for member in members}
+                names = sorted(running[address] for address in addresses)
                 raise DeadlineExceeded(
-                    f"{', '.join(missing)} did not join the cluster within {timeout_s:g} s; see {self.folder / 'logs'}"
+                    f"{', '.join(names)} did not join the cluster within {timeout_s:g} s; see {self.folder / 'logs'}"
                 )
             time.sleep(0.05)
 

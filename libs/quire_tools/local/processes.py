@@ -52,7 +52,7 @@ class ServiceProcess:
         return next((value for name, value in self.environment.items() if name.endswith("_ADVERTISE")), self.address)
 
     def check(self, patience: Patience) -> None:
-        """Raise where waiting for it is of no use any more.
+        """Check that waiting for it may still help.
 
         Raises:
             Unavailable: It has ended.

@@ -92,8 +92,8 @@ class Devices:
     @property
     def known(self) -> tuple[KnownVae, ...]:
         """VAEs that every device can decode with."""
-        others = [set(runner.known) for runner in self._runners[1:]]
-        return tuple(vae for vae in self._runners[0].known if all(vae in known for known in others))
+        common = set.intersection(*(set(runner.known) for runner in self._runners))
+        return tuple(vae for vae in self._runners[0].known if vae in common)
 
     @property
     def waiting(self) -> int:
@@ -159,7 +159,7 @@ class Devices:
         build, loop = self.build, asyncio.get_running_loop()
         sizes = self._sizes_of(batch[0].kind, build)
         try:
-            made = await loop.run_in_executor(lane.thread, _make, lane.runner, batch, sizes, build)
+            pictures = await loop.run_in_executor(lane.thread, _make, lane.runner, batch, sizes, build)
         except DeviceFull as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
@@ -176,7 +176,7 @@ class Devices:
                 await self._run(lane, [request])
             return
         self.batches += 1
-        for request, picture in zip(batch, made, strict=True):
+        for request, picture in zip(batch, pictures, strict=True):
             if not request.done.done():
                 request.done.set_result(picture)
 

@@ -83,7 +83,7 @@ class VaeRunner(Protocol):
         """
 
     def close(self) -> None:
-        """End what it does in the background."""
+        """End background work."""
 
 
 class ProvenanceSigner(Protocol):

@@ -112,7 +112,7 @@ class Decoder:
 
     @property
     def build(self) -> str:
-        """Images of one build are equal, but for the bytes of signatures. This is the one of what is decoded now."""
+        """Build of images that are decoded now. Images of one build are equal, but for the bytes of signatures."""
         return self._build_with(self._pipeline.devices.build)
 
     @property

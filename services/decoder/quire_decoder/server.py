@@ -104,11 +104,11 @@ class DecoderServicer(DecoderServiceServicer):
 
 def make_vaes(config: DecoderConfig, folders: Sequence[Path]) -> list[DiffusersVaes]:
     """Return the VAEs of folders on each device. Raises `ConfigInvalid`."""
-    known = find_weights(folders)
+    weights = find_weights(folders)
     engines_folder = Path(config.engines_folder) if config.engines_folder else None
     return [
         DiffusersVaes(
-            known,
+            weights,
             make_engine(config.engine, device, config.graph_bytes, engines_folder),
             VaeSettings(
                 device=device, bytes_max=config.model_bytes, decode_bytes=config.decode_bytes, dtype=config.dtype

@@ -193,6 +193,17 @@ def test_a_folder_keeps_a_bounded_number_of_engines(scene: Scene) -> None:
     assert names[0] == "006.pt2", "the oldest have left"
 
 
+def test_shapes_that_clients_choose_take_no_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(built_engines, "_COUNTED_MAX", 4)
+    vaes, files = scene.vaes()
+    for side in range(8, 40, 2):
+        _is_black(vaes, side)
+        assert len(files._uses) <= 4
+    for _ in range(_USES):
+        _is_black(vaes)
+    assert len(scene.builder.builds) == 1, "a shape that is used often is built all the same"
+
+
 def test_a_build_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process, which fails at once: there are no weights in its folder."""
     (weights,) = small_vae().values()

@@ -1,7 +1,7 @@
-"""Engines that are built once for a shape and kept in a folder. Until then the VAE is decoded eagerly.
+"""Engines that are built once for each shape and kept in a folder. While one is missing the VAE is decoded eagerly.
 
-A process of its own exports the VAE and builds (`adapters.engine_build`): minutes in which this one decodes on. An
-engine makes other roundings than the eager decode, so the build of a decoder changes when one is there.
+A separate process exports the VAE and compiles it (`adapters.engine_build`), which takes minutes. An engine rounds
+differently from the eager decode, so the build of a decoder changes when the first batch has used it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _ENGINES_MAX: Final = 8
 """Engines of a process: each has a copy of the weights."""
 _FILES_MAX: Final = 32
 """Files that a folder keeps; the ones that were not loaded for the longest time leave."""
+_COUNTED_MAX: Final = 1024
+"""Shapes whose batches are counted; then counting begins anew: clients choose shapes."""
 _SUFFIX: Final = ".pt2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What an engine is built for. Its digest is the name of the file.
+    """Identity of an engine: everything that its code depends on.
 
     Attributes:
         compiler: "compile" (inductor) or "tensorrt", with its version.
@@ -83,7 +85,7 @@ class Builder(Protocol):
 
 
 class EngineFiles:
-    """Engines of a folder, for all devices of this process. One is built at a time. Safe from any thread.
+    """Engines of a folder, shared by all devices of this process. At most one build runs. Safe from any thread.
 
     Args:
         folder: Where they are. Files in it are run as code, so nobody else may be able to write there.
@@ -126,6 +128,8 @@ class EngineFiles:
             self._poll()
             if target in self._ready or target in self._failed or len(self._ready) >= _ENGINES_MAX:
                 return
+            if len(self._uses) >= _COUNTED_MAX and target not in self._uses:
+                self._uses.clear()
             self._uses[target] += 1
             if self._uses[target] == 1 and self.path(target).exists():
                 self._ready |= {target}
@@ -170,9 +174,9 @@ class EngineFiles:
             logger().error("an engine could not be built", shape=target.shape, error=reason or "there is no file")
 
     def _make_room(self) -> None:
-        kept = {self.path(target) for target in self._ready}
-        files = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in kept]
-        for path in sorted(files, key=_changed_s)[: max(0, len(files) + len(kept) + 1 - _FILES_MAX)]:
+        in_use = {self.path(target) for target in self._ready}
+        files = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in in_use]
+        for path in sorted(files, key=_changed_s)[: max(0, len(files) + len(in_use) + 1 - _FILES_MAX)]:
             path.unlink(missing_ok=True)
 
 
@@ -258,7 +262,7 @@ class BuiltEngines:
 
 
 class _Process:
-    """A build in a process, which writes its messages into a file beside the engine's."""
+    """A build in a process. Its messages go to a log file in the same folder."""
 
     def __init__(self, command: Sequence[str], path: Path) -> None:
         self._log = path.with_suffix(".log")

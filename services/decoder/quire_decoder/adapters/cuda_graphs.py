@@ -38,13 +38,13 @@ def record(decode: Decode, latents: Any) -> CudaRecording:
         for _ in range(_TRIALS):
             decode(inputs)
     torch.cuda.current_stream().wait_stream(stream)
-    before = torch.cuda.memory_reserved()
+    reserved = torch.cuda.memory_reserved()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may wait for an earlier batch
         samples = decode(inputs)
-    return CudaRecording(graph, inputs, samples, torch.cuda.memory_reserved() - before)
+    return CudaRecording(graph, inputs, samples, torch.cuda.memory_reserved() - reserved)
 
 
 def released() -> None:
-    """Give the memory of recordings that are no longer kept back to the device."""
+    """Return the memory of discarded recordings to the device."""
     torch.cuda.empty_cache()

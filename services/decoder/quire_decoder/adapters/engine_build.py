@@ -75,7 +75,8 @@ def main(arguments: dict[str, Any], path: Path) -> None:
     from quire_decoder.adapters.loading import read_vae
     from quire_decoder.adapters.weights import in_folder
 
-    weights = next(each for each in in_folder(Path(arguments["folder"])) if each.variant == arguments["variant"])
+    variants = {weights.variant: weights for weights in in_folder(Path(arguments["folder"]))}
+    weights = variants[arguments["variant"]]
     vae = read_vae(weights, arguments["dtype"]).to(arguments["device"])
     latents = torch.randn(arguments["shape"]).to(arguments["device"]).to(vae.dtype)
     part = path.with_suffix(f".{os.urandom(4).hex()}.part.pt2")

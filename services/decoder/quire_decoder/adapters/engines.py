@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from quire.model.errors import ConfigInvalid
 from quire.telemetry import logger
@@ -18,6 +18,8 @@ from quire_decoder.core.bounded import Bounded
 Decode = Callable[[Any], Any]
 """A batch of latents, on the device, to samples: (N, C, h, w) to (N, 3, H, W)."""
 Shape = tuple[int, ...]
+_TOO_LARGE_MAX: Final = 1024
+"""Shapes that are known to be too large to record; then they are found out anew: clients choose shapes."""
 
 
 class DecodeEngine(Protocol):
@@ -25,17 +27,17 @@ class DecodeEngine(Protocol):
 
     @property
     def name(self) -> str:
-        """Identifies the build of what is decoded from now on."""
+        """Build of the next batch, for batches of shapes that were decoded before."""
 
     @property
     def used(self) -> str:
-        """Identifies the build of the batch that was begun last."""
+        """Build of the batch that was begun last."""
 
     def begin(self) -> None:
         """Note that a batch begins."""
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """End background work."""
 
     def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
         """Return what decodes with a VAE. `dtype`: of its weights, as torch names it."""
@@ -117,6 +119,8 @@ class RecordedShapes(_OneBuild):
             if recording is None:
                 recording = self._record(plain, latents)
                 if not self._recordings.put(key, recording, recording.size):
+                    if len(self._too_large) >= _TOO_LARGE_MAX:
+                        self._too_large.clear()
                     self._too_large.add(key)
                     logger().warning(
                         "a recording is not kept: QUIRE_DECODER_GRAPH_BYTES", shape=key[2], bytes=recording.size

@@ -33,7 +33,7 @@ DEMO_FOLDER = Path(__file__).parents[1] / "assets" / "demo_vae"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VaeSettings:
-    """Of a device.
+    """Settings of decoding on a device.
 
     Attributes:
         device: As torch names it: "cpu", "cuda:0".
@@ -52,7 +52,7 @@ class DiffusersVaes:
     """The `VaeRunner` port. VAEs are loaded when they are first needed, and torch with the first of them.
 
     Args:
-        known: VAEs by the digest of their weights (`find_weights`).
+        weights: VAEs by the digest of their weights (`find_weights`).
         engine: Runs them.
         settings: Of the device.
         streams: Returns a stream of copies of a device; one is for latents, one for pixels.
@@ -60,14 +60,14 @@ class DiffusersVaes:
 
     def __init__(
         self,
-        known: Mapping[str, Weights],
+        weights: Mapping[str, Weights],
         engine: DecodeEngine,
         settings: VaeSettings,
         streams: Callable[[Any], CopyStream] = copy_stream,
     ) -> None:
         self.engine = engine
         self._settings = settings
-        self._known = dict(known)
+        self._known = dict(weights)
         self._streams = streams
         self._loaded: OrderedDict[str, LoadedVae] = OrderedDict()
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class DiffusersVaes:
 
     @cached_property
     def _facts(self) -> tuple[str, str]:
-        """What decides the pixels besides the engine: of the machine, and of the configuration."""
+        """Facts that decide the pixels besides the engine: of the machine, and of the configuration."""
         name = "cpu"
         if self._settings.device.startswith("cuda"):
             import torch
@@ -156,7 +156,7 @@ class DiffusersVaes:
         return f"{machine}, {engine}, {settings}"
 
     def _begin(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> _Batch:
-        """Begin all work of a batch. It runs behind that of earlier batches; only its copies run beside them."""
+        """Begin all work of a batch. It runs after that of earlier batches; only copies overlap with it."""
         import torch
 
         loaded, latent = self._load(info), latents[0]
@@ -176,11 +176,11 @@ class DiffusersVaes:
             clock = _DeviceClock(self._device)
             tensor = arriving[0].to(loaded.dtype)
             samples = self._decoder(loaded, len(latents), info)(tensor[:, :, None] if kind.frames else tensor)
-            made = to_pixels(samples[:, :, 0] if kind.frames else samples)
+            decoded = to_pixels(samples[:, :, 0] if kind.frames else samples)
             clock.stop()
-        pixels = torch.empty(made.shape, dtype=torch.uint8, pin_memory=is_cuda)
-        copied = out_of.submit(lambda: _copy(pixels, made), dependency=out_of.record())
-        return _Batch(pixels, copied, clock.seconds, self._build_with(self.engine.used), (staged, arriving, made))
+        pixels = torch.empty(decoded.shape, dtype=torch.uint8, pin_memory=is_cuda)
+        copied = out_of.submit(lambda: _copy(pixels, decoded), dependency=out_of.record())
+        return _Batch(pixels, copied, clock.seconds, self._build_with(self.engine.used), (staged, arriving, decoded))
 
     def _on_device(self) -> Any:
         """Events and graphs are made on the current device."""
@@ -230,9 +230,7 @@ class DiffusersVaes:
                 f"no VAE with weights {digest[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
             )
         loaded = load_vae(weights, self._settings.dtype, dtype, self._device, self.engine)
-        while (
-            self._loaded and loaded.size + sum(each.size for each in self._loaded.values()) > self._settings.bytes_max
-        ):
+        while self._loaded and loaded.size + sum(vae.size for vae in self._loaded.values()) > self._settings.bytes_max:
             self._loaded.popitem(last=False)
         self._loaded[name] = loaded
         return loaded
@@ -240,13 +238,13 @@ class DiffusersVaes:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch that was begun. `held`: memory that its copies read; it is free behind `copied`."""
+    """A batch that was begun. `memory`: read by its copies, and free behind `copied`."""
 
     pixels: Any
     copied: Event
     seconds: Callable[[], float]
     build: str
-    held: tuple[Any, ...]
+    memory: tuple[Any, ...]
 
 
 class _DeviceClock:
@@ -278,35 +276,35 @@ def _copy(into: Any, out_of: Any) -> None:
     into.copy_(out_of, non_blocking=True)
 
 
-def device_names(wanted: str) -> list[str]:
+def device_names(device: str) -> list[str]:
     """Return the devices to decode on: all GPUs, one of them, or the processor.
 
-    Torch is not loaded where there can be no CUDA: a decoder that is asked for nothing takes no memory for it.
+    Torch is not loaded where there can be no CUDA, to save its memory until the first request.
 
     Args:
-        wanted: "auto", "cpu", "cuda" for all GPUs, "cuda:N" for one.
+        device: "auto", "cpu", "cuda" for all GPUs, "cuda:N" for one.
 
     Raises:
         ConfigInvalid: A device is not there, or the GPUs are of several kinds: their pixels differ.
     """
-    if wanted == "cpu" or (wanted == "auto" and not Path("/dev/nvidiactl").exists()):
+    if device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists()):
         return ["cpu"]
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [f"cuda:{number}" for number in range(count)]
-    if wanted == "auto" and not names:
+    if device == "auto" and not names:
         return ["cpu"]
-    if wanted in names:
-        return [wanted]
-    if wanted not in ("auto", "cuda") or not names:
+    if device in names:
+        return [device]
+    if device not in ("auto", "cuda") or not names:
         raise ConfigInvalid(
-            f"QUIRE_DECODER_DEVICE={wanted!r}: torch finds {', '.join(names) or 'no CUDA device'}; "
+            f"QUIRE_DECODER_DEVICE={device!r}: torch finds {', '.join(names) or 'no CUDA device'}; "
             "`auto` takes what there is"
         )
     kinds = sorted({torch.cuda.get_device_name(name) for name in names})
     if len(kinds) > 1:
         raise ConfigInvalid(
-            f"QUIRE_DECODER_DEVICE={wanted!r}: {', '.join(kinds)} make different pixels; name one, as in cuda:0"
+            f"QUIRE_DECODER_DEVICE={device!r}: {', '.join(kinds)} make different pixels; name one, as in cuda:0"
         )
     return names

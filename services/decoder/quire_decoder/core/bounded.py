@@ -1,4 +1,4 @@
-"""Values that take memory, up to a bound; the one that was not used for the longest time leaves first."""
+"""Values that take memory, up to a bound; the least recently used is discarded first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Bounded(Generic[Key, Value]):
 
     Args:
         bytes_max: Bound of the sum of their sizes.
-        left: Called after values have left.
+        on_discard: Called after values were discarded.
     """
 
-    def __init__(self, bytes_max: int, left: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, bytes_max: int, on_discard: Callable[[], None] = lambda: None) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._left = left
+        self._on_discard = on_discard
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -29,11 +29,10 @@ class Bounded(Generic[Key, Value]):
 
     def get(self, key: Key) -> Value | None:
         """Return a value, which counts as a use of it; None if it is not there."""
-        found = self._values.get(key)
-        if found is None:
+        if key not in self._values:
             return None
         self._values.move_to_end(key)
-        return found[0]
+        return self._values[key][0]
 
     def put(self, key: Key, value: Value, size: int) -> bool:
         """Add a value of `size` bytes; return False, and add nothing, where it alone is larger than the bound."""
@@ -45,14 +44,14 @@ class Bounded(Generic[Key, Value]):
         return True
 
     def make_room(self, size: int) -> None:
-        """Let values leave until `size` bytes more fit."""
-        before = len(self._values)
+        """Discard values until `size` bytes more fit."""
+        count = len(self._values)
         while self._values and self.bytes + size > self.bytes_max:
             _, (_, freed) = self._values.popitem(last=False)
             self.bytes -= freed
-        if len(self._values) < before:
-            self._left()
+        if len(self._values) < count:
+            self._on_discard()
 
     def clear(self) -> None:
-        """Let all values leave."""
+        """Discard all values."""
         self.make_room(self.bytes_max + 1)

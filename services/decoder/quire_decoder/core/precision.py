@@ -1,4 +1,4 @@
-"""Number formats of decoding: what a record says, or the quickest whose pictures stay near those of float32."""
+"""Number formats of decoding: the record's, or the quickest whose pictures stay near those of float32."""
 
 from __future__ import annotations
 
