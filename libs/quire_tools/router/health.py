@@ -69,8 +69,8 @@ class Health:
         """Return whether the engine answers a probe."""
         try:
             async with self._session.get(f"{engine.name}/health", timeout=_limit(self._probe_s)) as answer:
+                engine.heard()  # also by a refusal: requests that it has may go on
                 if answer.status == 200:
-                    engine.heard()
                     return True
                 engine.refused(f"/health answers {answer.status}")
         except TimeoutError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from functools import partial
 from typing import Any
 
@@ -301,13 +302,16 @@ async def test_an_engine_that_is_stopping_finishes_its_requests() -> None:
         routed([one, two]) as (router, client),
     ):
         asking = asyncio.create_task(client.ask(stream=True))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not one.asked and not two.asked:
                 await asyncio.sleep(0.01)
             first, second = (0, 1) if one.asked else (1, 0)
             stopping, other = (one, two)[first], (one, two)[second]
             stopping.fault = Fault.DRAINS
             while router.engines[first].is_up:
+                await asyncio.sleep(0.01)
+            down_s, probes = time.monotonic(), stopping.probes
+            while time.monotonic() - down_s < 0.5 or stopping.probes < probes + 3:  # longer than `down_after_s`
                 await asyncio.sleep(0.01)
             gates[second].set()
             assert (await client.ask("another"))[1] == other.url

@@ -226,7 +226,7 @@ async def test_a_refusal_is_repeated_and_an_error_in_the_end_raised() -> None:
         await reads.read(_NAME, 0, 8)
     await asyncio.sleep(0)
     assert tier.in_flight == 0
-    reads, tier = _reads(lambda _: 0.02, timeout_s=0.1)
+    reads, tier = _reads(lambda _: 0.1, timeout_s=1.0)
     reads._window = RequestWindow(first=2, highest=2)
     parts = await asyncio.gather(*(reads.read(_NAME, at, at + 9) for at in range(30)))
     assert all(part is not None for part in parts), "the time until its turn does not count"
