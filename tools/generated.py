@@ -34,6 +34,8 @@ CLOSER: dict[str, dict[str, object]] = {
         "propertyNames": {"enum": sorted(SERVICES)},
         "additionalProperties": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
     },
+    "gpus": {"type": "integer", "minimum": 0},
+    "queue": {"type": "integer", "minimum": 1},
 }
 """Values whose schema says more than their type."""
 ELSEWHERE = (

@@ -241,7 +241,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     await delivery.quiesced(10)
     got = buffer.layers(namespace.layout.num_layers, 12, namespace.layout.slice_bytes)
     assert np.array_equal(np.delete(got, 7, axis=1), np.delete(payload, 7, axis=1)) and not got[:, 7].any()
-    for _ in range(100):
+    for _ in range(600):
         if (await client.lookup(namespace, keys)).matched_chunks == 7:
             break
         await asyncio.sleep(0.05)

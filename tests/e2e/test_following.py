@@ -192,7 +192,7 @@ async def test_a_producer_that_dies_ends_its_followers(cluster: LocalCluster) ->
 async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalCluster) -> None:
     """The client receives an answer before its own deadline."""
     prefix = _Prefix.of(2)
-    async with QuireClient(cluster.gateway_address, timeout_s=2.0) as client:
+    async with QuireClient(cluster.gateway_address, timeout_s=6.0) as client:
         buffer = client.allocate(prefix.payload.nbytes)
         retrieval = await client.retrieve(prefix.namespace, prefix.keys, buffer, follow_s=60.0)
         assert retrieval.delivery is None and not buffer.is_busy

@@ -35,7 +35,10 @@ async def test_a_stored_prompt_is_not_counted_as_work(cluster: LocalCluster) -> 
         QuireClient(cluster.gateway_address) as client,
         FakeEngine("one", description=description, answers_after=gate).run() as one,
         FakeEngine("two", description=description, answers_after=gate).run() as two,
-        routed([one, two], gateway=cluster.gateway_address, tenant_salt=salt, tokens_per_s=100.0) as (router, user),
+        routed([one, two], gateway=cluster.gateway_address, tenant_salt=salt, tokens_per_s=100.0, assign_s=30.0) as (
+            router,
+            user,
+        ),
     ):
         keys = naming.keys(tokens, "")
         await store(client, naming.namespace, keys, random_payload(naming.namespace, 100), durability=Durability.MEMORY)

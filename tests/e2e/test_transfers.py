@@ -288,7 +288,7 @@ async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
                 with pytest.raises(Exception, match="chunk 0"):
                     await delivery.layer(0)
                 await delivery.quiesced(10)
-                for _ in range(100):
+                for _ in range(600):
                     if not (await client.lookup(namespace, keys)).matched_chunks:
                         break
                     await asyncio.sleep(0.05)

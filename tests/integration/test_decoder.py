@@ -41,7 +41,7 @@ from quire_decoder.adapters.weights import find_weights, weights_digest
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.ports import CachedForm, Decoded, Pixels
-from quire_decoder.runtime import Decoder
+from quire_decoder.runtime import Decoder, _Kept
 from quire_server.clock import SystemClock
 from tests.polling import eventually
 from tests.unit.decoder.small_vae import write_small_vae
@@ -186,7 +186,7 @@ async def test_what_is_cached_takes_no_decoding(scene: Scene) -> None:
     other = await scene.home.serve_cached(entry, Rendering("jpeg", width=9))
     assert other is not None and other.source == "image"
     made = await scene.home._make(entry, LeasedRecord(), {}, "")
-    assert isinstance(made, bytes), "a decode that begins when the image has just been kept is none"
+    assert isinstance(made, _Kept), "a decode that begins when the image has just been kept is none"
     lossless = await scene.home.serve_cached(entry, PNG)
     assert lossless is not None and _pixels(lossless.image).shape == (16, 16, 3)
     stats = scene.home.stats
@@ -369,6 +369,7 @@ async def test_pixels_of_an_earlier_build_are_not_served(scene: Scene) -> None:
     rendition = await scene.home.serve(entry, small)
     assert before[1].source == "image" and before[0].build == before[1].build == rendition.build == scene.home.build
     vaes[0].suffix = ", another"
+    await scene.home.serve(_image(scene, 79), PNG)  # the first batch of the new build
     assert await scene.home.serve_cached(entry, PNG) is None and await scene.home.serve_cached(entry, small) is None
     after = await scene.home.serve(entry, PNG)
     assert after.source == "latent" and after.build == scene.home.build != before[0].build

@@ -378,7 +378,7 @@ class LocalCluster:
         import redis
 
         client, process = redis.Redis.from_url(self._redis_url), self._processes["redis"]
-        patience = Patience(timeout_s, [process.popen.pid])
+        patience = Patience(timeout_s, process.popen.pid)
         while True:
             process.check(patience)
             with contextlib.suppress(redis.exceptions.RedisError, OSError):
@@ -406,7 +406,7 @@ class LocalCluster:
         self._processes[name] = ServiceProcess(name, command, environment, address, popen, log)
 
     def _wait_healthy(self, process: ServiceProcess, timeout_s: float) -> None:
-        patience = Patience(timeout_s, [process.popen.pid])
+        patience = Patience(timeout_s, process.popen.pid)
         with self._channel(process.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
@@ -424,17 +424,16 @@ class LocalCluster:
         """
         awaited = [process_ for name, process_ in self._processes.items() if name.startswith(kinds)]
         running = {process.advertised: process.name for process in awaited if process.popen.poll() is None}
-        patience = Patience(timeout_s, [process.popen.pid for process in awaited])
+        patience = {process.name: Patience(timeout_s, process.popen.pid) for process in awaited}
         while True:
             members = set(self._members().values())
-            if running.keys() <= {member.address for member in members} and previous not in members:
+            addresses = running.keys() - {member.address for member in members}
+            if not addresses and previous not in members:
                 return
-            if patience.is_over:
-                addresses = running.keys() - {member.address for member in members}
-                names = sorted(running[address] for address in addresses)
-                raise DeadlineExceeded(
-                    f"{', '.join(names)} did not join the cluster within {timeout_s:g} s; see {self.folder / 'logs'}"
-                )
+            absent = sorted(running[address] for address in addresses)
+            if all(patience[name].is_over for name in absent or list(patience)[:1]):
+                reason = f"{', '.join(absent)} did not join" if absent else f"{previous} did not leave"
+                raise DeadlineExceeded(f"{reason} within {timeout_s:g} s; see {self.folder / 'logs'}")
             time.sleep(0.05)
 
     def _members(self) -> dict[str, _Member]:

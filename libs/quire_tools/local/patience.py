@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +15,23 @@ _FACTOR_MAX: Final = 10
 
 
 class Patience:
-    """A time limit that begins anew while the awaited processes work.
+    """A time limit that begins anew while a process works.
 
     Args:
-        limit_s: How long they may do nothing.
-        awaited: Ids of the processes.
+        limit_s: How long it may do nothing.
+        pid: Of the process.
     """
 
-    def __init__(self, limit_s: float, awaited: Sequence[int]) -> None:
+    def __init__(self, limit_s: float, pid: int) -> None:
         self.limit_s = limit_s
-        self._awaited = awaited
+        self._pid = pid
         self._began_s = self._seen_s = time.monotonic()
-        self._worked_s = self._processor_s()
+        self._worked_s = _processor_s(self._pid)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._began_s
 
     @property
     def is_over(self) -> bool:
@@ -37,13 +41,10 @@ class Patience:
             return True
         if now_s - self._seen_s <= self.limit_s / 2:
             return False
-        worked_s = self._processor_s()
-        if worked_s - self._worked_s >= _WORKS * len(self._awaited) * (now_s - self._seen_s):
+        worked_s = _processor_s(self._pid)
+        if worked_s - self._worked_s >= _WORKS * (now_s - self._seen_s):
             self._seen_s, self._worked_s = now_s, worked_s
         return now_s - self._seen_s > self.limit_s
-
-    def _processor_s(self) -> float:
-        return sum(map(_processor_s, self._awaited))
 
 
 def _processor_s(pid: int) -> float:

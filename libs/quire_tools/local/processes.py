@@ -63,7 +63,8 @@ class ServiceProcess:
             raise Unavailable(f"{self.name} ended with status {self.popen.returncode}:\n{tail}")
         if patience.is_over:
             raise DeadlineExceeded(
-                f"{self.name} was not ready within {patience.limit_s:g} s in which it did nothing; see {self.log.name}"
+                f"{self.name} is not ready after {patience.waited_s:.0f} s; the limit is {patience.limit_s:g} s "
+                f"in which it does nothing; see {self.log.name}"
             )
 
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -76,7 +77,8 @@ class Devices:
         self._queue: FairQueue[_Waiting] = FairQueue()
         self._sizes: OrderedDict[_Kind, BatchSizes] = OrderedDict()
         self._working: set[asyncio.Task[None]] = set()
-        self._running = 0
+        self._running = self._encoding = 0
+        self._build = runners[0].build
         self.batches = 0
 
     @property
@@ -86,8 +88,8 @@ class Devices:
 
     @property
     def build(self) -> str:
-        """Facts that decide the pixels of a latent from now on."""
-        return self._runners[0].build
+        """Facts that decide the pixels of a latent from now on. It changes with a batch, between events of the loop."""
+        return self._build
 
     @property
     def known(self) -> tuple[KnownVae, ...]:
@@ -97,8 +99,8 @@ class Devices:
 
     @property
     def waiting(self) -> int:
-        """Latents that wait or are being decoded."""
-        return len(self._queue) + self._running
+        """Latents that wait or are being decoded, and pictures that are being encoded."""
+        return len(self._queue) + self._running + self._encoding
 
     async def decode(self, latent: Latent, info: LatentInfo, tenant: str = "") -> Picture:
         """The pixels of a latent. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
@@ -107,10 +109,7 @@ class Devices:
         """
         job = _Waiting(latent, info, tenant, asyncio.get_running_loop().create_future())
         self._queue.add(tenant, job)
-        if self._idle:
-            task = asyncio.create_task(self._work(self._take_lane()), context=background())
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
+        self._begin()
         try:
             return await job.done
         finally:
@@ -118,16 +117,35 @@ class Devices:
 
     async def encode(self, pixels: Pixels, weights_sha256: str) -> Latent:
         """The latent of a picture, between two batches. Raises `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
-        lane = (self._idle or self._lanes)[0]
-        return await asyncio.get_running_loop().run_in_executor(lane.thread, lane.runner.encode, pixels, weights_sha256)
+        idle = self._take_lane() if self._idle else None
+        lane = idle or self._lanes[self._encoding % len(self._lanes)]
+        self._encoding += 1
+        try:
+            work = partial(lane.runner.encode, pixels, weights_sha256)
+            return await asyncio.get_running_loop().run_in_executor(lane.thread, work)
+        finally:
+            self._encoding -= 1
+            if idle is not None:
+                self._idle.append(idle)
+                self._begin()
 
     def close(self) -> None:
+        """End everything. Requests that wait are cancelled."""
+        while len(self._queue):
+            self._queue.take().done.cancel()
         for task in self._working:
             task.cancel()
-        for runner in self._runners:
-            runner.close()
         for lane in self._lanes:
             lane.thread.shutdown(wait=False, cancel_futures=True)
+        for runner in self._runners:
+            runner.close()
+
+    def _begin(self) -> None:
+        """Have an idle lane work, if there is one and something waits."""
+        if self._idle and len(self._queue):
+            task = asyncio.create_task(self._work(self._take_lane()), context=background())
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
 
     def _take_lane(self) -> _Lane:
         """Take a lane of the device with the most idle ones."""
@@ -145,6 +163,8 @@ class Devices:
                     await self._run(lane, batch)
                 finally:
                     self._running -= len(batch)
+                    for request in batch:
+                        request.done.cancel()  # without effect on an answered one
         finally:
             self._idle.append(lane)
 
@@ -176,6 +196,7 @@ class Devices:
                 await self._run(lane, [request])
             return
         self.batches += 1
+        self._build = self._runners[0].build
         for request, picture in zip(batch, pictures, strict=True):
             if not request.done.done():
                 request.done.set_result(picture)

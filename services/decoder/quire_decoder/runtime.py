@@ -58,6 +58,14 @@ class _Made:
     source: str
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A lossless image out of a cache, and the build that made it."""
+
+    image: bytes
+    build: str
+
+
 @dataclass(slots=True, eq=False)
 class _Running:
     """A decode, and the number of its waiters.
@@ -65,7 +73,7 @@ class _Running:
     `ends_early`: with the last of them; else another's cache receives it.
     """
 
-    task: asyncio.Task[_Made | bytes]
+    task: asyncio.Task[_Made | _Kept]
     ends_early: bool
     waiters: int = 0
 
@@ -230,12 +238,11 @@ class Decoder:
                 if data is not None and form is not Form.LATENT:
                     return await self._from_cache(entry, rendering, form, data, stages, tenant)
             result = await self._find(entry, owner_address, leased, stages, tenant)
-            source = "image" if isinstance(result, bytes) else result.source
+            source = "image" if isinstance(result, _Kept) else result.source
             span.set_attribute("quire.source", source)
-            if isinstance(result, bytes):
-                build = self.build
-                image = await self._rendered(entry, rendering, result, stages, tenant)
-                return Served(image, source, build, stages)
+            if isinstance(result, _Kept):
+                image = await self._rendered(entry, rendering, result.image, stages, tenant)
+                return Served(image, source, result.build, stages)
             build = self._build_with(result.picture.build)
             lossless: bytes | None = None
             if rendering.is_original(entry):
@@ -284,7 +291,7 @@ class Decoder:
 
     async def _find(
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
-    ) -> _Made | bytes:
+    ) -> _Made | _Kept:
         """A decode, own or joined; or the lossless image as the owner's cache has it."""
         if (picture := self._keeping.picture(entry)) is not None:
             self._joined += 1
@@ -313,7 +320,7 @@ class Decoder:
                 running.task.cancel()
         return replace(rendition, source="joined") if is_running and isinstance(rendition, _Made) else rendition
 
-    def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | bytes]) -> None:
+    def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | _Kept]) -> None:
         self._forget(key, running)
         if not task.cancelled():
             task.exception()  # seen: it need not be awaited
@@ -322,11 +329,11 @@ class Decoder:
         if self._running.get(key) is running:
             del self._running[key]
 
-    async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> _Made | bytes:
+    async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> _Made | _Kept:
         """Decode for this cache, of its latent or of the record from storage; or take the image, if it has it."""
         form, record = self._current_cache.find(entry, "")
         if form is Form.IMAGE and record is not None:
-            return record
+            return _Kept(record, self.build)
         source = "latent"
         if record is None:
             source = "miss"
@@ -343,11 +350,11 @@ class Decoder:
 
     async def _make_for(
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
-    ) -> _Made | bytes:
+    ) -> _Made | _Kept:
         """Decode for another's cache: of the owner's latent if it has one, and notify its cache."""
         kind, record = await self._ask_owner(entry, owner_address, stages)
         if kind == "image" and record is not None:
-            return record
+            return _Kept(record, self.build)
         fetched = record is None
         record = record if record is not None else await self._fetch(entry, leased, stages, tenant)
         picture = await self._pipeline.decode(entry, record, stages, tenant)

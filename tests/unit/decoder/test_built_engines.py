@@ -20,9 +20,10 @@ from quire_decoder.adapters import built_engines
 from quire_decoder.adapters.built_engines import BuiltEngines, EngineFiles, Target, build_in_process
 from quire_decoder.adapters.vae import DiffusersVaes, VaeSettings
 from quire_decoder.adapters.weights import Weights
+from quire_decoder.errors import DeviceFull
 from tests.unit.decoder.small_vae import SCALE, random_latents, small_vae
 
-_USES = built_engines.USES_MIN
+USES = built_engines.USES_MIN
 
 
 @dataclass
@@ -33,9 +34,10 @@ class Build:
     target: Target
     reason: str | None = None
     killed: bool = False
+    content: bytes = b"engine"
 
     def complete(self) -> None:
-        self.path.write_bytes(b"engine")
+        self.path.write_bytes(self.content)
         self.reason = ""
 
     def ended(self) -> str | None:
@@ -71,8 +73,14 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Engines that make black pictures."""
     loaded: list[Path] = []
 
+    def broken(latents: Any) -> Any:
+        raise RuntimeError("of another build of the library")
+
     def load(path: Path, compiler: str, device: str) -> Any:
-        if path.read_bytes() != b"engine":
+        content = path.read_bytes()
+        if content == b"broken":
+            return broken
+        if not content.startswith(b"engine"):
             raise RuntimeError("it is no engine\nat all")
         loaded.append(path)
         import torch
@@ -92,7 +100,7 @@ def _is_black(vaes: DiffusersVaes, side: int = 64) -> bool:
 def test_a_shape_that_is_used_often_is_built_in_the_background(scene: Scene) -> None:
     vaes, _ = scene.vaes()
     before = vaes.build
-    assert not any(_is_black(vaes) for _ in range(2 * _USES))
+    assert not any(_is_black(vaes) for _ in range(2 * USES))
     (build,) = scene.builder.builds
     assert vaes.build == before and "eager" in before
     build.complete()
@@ -108,33 +116,91 @@ def test_a_shape_that_is_used_often_is_built_in_the_background(scene: Scene) -> 
 
 def test_one_is_built_at_a_time_and_a_failed_one_is_not_tried_again(scene: Scene) -> None:
     vaes, _ = scene.vaes()
-    for _ in range(_USES):
+    for _ in range(USES):
         _is_black(vaes)
         _is_black(vaes, 128)
     (first,) = scene.builder.builds
     first.reason = "status 1: no compiler"
-    for _ in range(2 * _USES):
+    for _ in range(2 * USES):
         assert not _is_black(vaes) and not _is_black(vaes, 128)
     assert [build.target.shape[-1] for build in scene.builder.builds] == [32, 64]
     vaes.close()
     assert scene.builder.builds[1].killed and not scene.builder.builds[0].killed
 
 
-def test_a_torn_engine_costs_nothing_but_itself(scene: Scene) -> None:
+@pytest.mark.parametrize("content", [b"torn", b"broken"])
+def test_a_useless_engine_costs_nothing_but_itself(scene: Scene, content: bytes) -> None:
+    """It cannot be loaded, or it fails when it runs."""
     vaes, _ = scene.vaes()
-    for _ in range(_USES):
+    for _ in range(USES):
+        _is_black(vaes)
+    before = vaes.build
+    scene.builder.builds[0].content = content
+    scene.builder.builds[0].complete()
+    for _ in range(3):
+        assert not _is_black(vaes) and vaes.build == before
+    assert not list(scene.folder.glob("*.pt2"))
+
+
+def test_an_engine_that_finds_no_memory_is_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    vaes, _ = scene.vaes()
+    for _ in range(USES):
         _is_black(vaes)
     scene.builder.builds[0].complete()
-    scene.builder.builds[0].path.write_bytes(b"torn")
-    before = vaes.build
-    assert not _is_black(vaes) and vaes.build == before
-    assert not list(scene.folder.glob("*.pt2"))
+
+    def fails(path: Path, compiler: str, device: str) -> Any:
+        raise RuntimeError("cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(built_engines, "load_engine", fails)
+        with pytest.raises(DeviceFull):
+            vaes.decode(*random_latents(1, 64))
+    assert _is_black(vaes)
+
+
+def test_builds_are_named_by_the_bytes_of_engines(scene: Scene) -> None:
+    """Compilers choose code by timing: the same target may be built in two ways, with other roundings."""
+    builds = []
+    for content in (b"engine", b"engine, in another way", b"engine"):
+        vaes, _ = scene.vaes()
+        for _ in range(USES):
+            _is_black(vaes)
+        scene.builder.builds[-1].content = content
+        scene.builder.builds[-1].complete()
+        assert _is_black(vaes)
+        builds.append(vaes.build)
+        scene.builder.builds[-1].path.unlink()
+    assert builds[0] == builds[2] != builds[1]
+
+
+def test_what_another_process_has_built_is_found(scene: Scene) -> None:
+    vaes, _ = scene.vaes()
+    for _ in range(USES - 1):
+        assert not _is_black(vaes)
+    path = scene.folder / f"{'0' * 64}.pt2"
+    other, files = scene.vaes()
+    for _ in range(USES):
+        _is_black(other)
+    scene.builder.builds[0].complete()
+    assert _is_black(vaes) and len(scene.builder.builds) == 1 and not path.exists()
+    other.close()
+    for _ in range(USES):
+        _is_black(other, 128)
+    assert len(scene.builder.builds) == 1 and files.path(scene.builder.builds[0].target).exists(), "it was closed"
+
+
+def test_a_builder_that_cannot_begin_costs_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(weights: Weights, target: Target, device: str, path: Path) -> Build:
+        raise OSError("no space left on the device")
+
+    vaes, _ = scene.vaes(EngineFiles(scene.folder, fails))
+    assert not any(_is_black(vaes) for _ in range(2 * USES))
 
 
 def test_devices_of_a_process_share_engines_and_builds(scene: Scene) -> None:
     first, files = scene.vaes()
     second, _ = scene.vaes(files)
-    for _ in range(_USES):
+    for _ in range(USES):
         _is_black(first)
     scene.builder.builds[0].complete()
     assert _is_black(second) and _is_black(first) and first.build == second.build
@@ -145,7 +211,7 @@ def test_what_is_made_while_an_engine_comes_is_of_its_build(scene: Scene) -> Non
     """Two devices decode in threads while an engine comes: black pictures are of the later build alone."""
     first, files = scene.vaes()
     runners = [first, scene.vaes(files)[0]]
-    for _ in range(_USES):
+    for _ in range(USES):
         _is_black(first)
     made: list[tuple[str, bool]] = []
     barrier = threading.Barrier(3)
@@ -185,7 +251,7 @@ def test_a_folder_keeps_a_bounded_number_of_engines(scene: Scene) -> None:
         path = scene.folder / f"{number:03}.pt2"
         path.write_bytes(b"engine")
         os.utime(path, (number, number))
-    for _ in range(_USES):
+    for _ in range(USES):
         _is_black(vaes)
     scene.builder.builds[0].complete()
     names = sorted(path.name for path in scene.folder.glob("0*.pt2"))
@@ -199,7 +265,7 @@ def test_shapes_that_clients_choose_take_no_memory(scene: Scene, monkeypatch: py
     for side in range(8, 40, 2):
         _is_black(vaes, side)
         assert len(files._uses) <= 4
-    for _ in range(_USES):
+    for _ in range(USES):
         _is_black(vaes)
     assert len(scene.builder.builds) == 1, "a shape that is used often is built all the same"
 
@@ -213,6 +279,7 @@ def test_a_build_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytes
         diffusers="1",
         device="x",
         weights_sha256=weights.sha256,
+        config_sha256="",
         dtype="float32",
         shape=(1, 4, 8, 8),
     )

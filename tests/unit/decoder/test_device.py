@@ -29,6 +29,7 @@ class Runner:
     def __init__(self, call_s: float = 0.004, room: int = 100, batch_noise: bool = False, lanes: int = 1) -> None:
         self.build = "test"
         self.lanes = lanes
+        self.encodes = 0
         self.call_s = call_s
         self.room = room
         self.batch_noise = batch_noise
@@ -42,6 +43,8 @@ class Runner:
         self.closed = True
 
     def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
+        self.encodes += 1
+        assert self.may_go.wait(10)
         return _latent(float(pixels[0, 0, 0]))
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> Decoded:
@@ -239,3 +242,37 @@ def test_sizes() -> None:
     assert sizes.next_size(9) == 2
     sizes.too_large(2)
     assert sizes.next_size(9) == 1
+    sizes = BatchSizes(8)
+    sizes.tried(2, same=True, alone_s=1.0, together_s=0.6)
+    sizes.tried(2, same=False, alone_s=1.0, together_s=0.6)
+    assert sizes.verdict(2) is Verdict.BAD, "two lanes tried it at once, and one of them found another pixel"
+
+
+async def test_pictures_are_encoded_on_idle_devices_and_counted() -> None:
+    runners = [Runner(), Runner()]
+    devices = Devices(runners, 1)
+    for runner in runners:
+        runner.may_go.clear()
+    encodes = [asyncio.create_task(devices.encode(np.full((16, 16, 3), value, np.uint8), "ab")) for value in range(3)]
+    await eventually(lambda: [runner.encodes for runner in runners] == [1, 1], "one at each device")
+    decode = asyncio.create_task(devices.decode(_latent(3), INFO))
+    await asyncio.sleep(0)
+    assert devices.waiting == 4
+    for runner in runners:
+        runner.may_go.set()
+    assert sorted(float(latent[0, 0, 0]) for latent in await asyncio.gather(*encodes)) == [0, 1, 2]
+    assert int((await decode).pixels[0, 0, 0]) == 3 and devices.waiting == 0
+    devices.close()
+
+
+async def test_nobody_waits_for_a_device_that_is_closed() -> None:
+    runner = Runner()
+    runner.may_go.clear()
+    devices = Devices([runner], 1)
+    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(3)]
+    await eventually(lambda: bool(runner.calls), "the first one runs")
+    devices.close()
+    runner.may_go.set()
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)

@@ -200,7 +200,7 @@ spec:
         target: {type: AverageValue, averageValue: 20m}
     {{- end }}
     {{- if and (eq .role "decoder") .root.Values.monitoring.enabled }}
-    # By the latents that wait for the devices of a pod.
+    # By the latents that wait for the devices of a pod or are being decoded.
     - type: Pods
       pods:
         metric: {name: quire_decoder_queue}

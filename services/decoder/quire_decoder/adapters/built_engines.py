@@ -11,12 +11,14 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any, Final, Protocol
 from quire.model.errors import ConfigInvalid
 from quire.telemetry import logger
 from quire_decoder.adapters.engine_build import load_engine
-from quire_decoder.adapters.engines import Decode, Shape, eager
+from quire_decoder.adapters.engines import Decode, Shape, eager, is_out_of_memory
 from quire_decoder.adapters.weights import Weights
 
 USES_MIN: Final = 8
@@ -36,6 +38,7 @@ _FILES_MAX: Final = 32
 """Files that a folder keeps; the ones that were not loaded for the longest time leave."""
 _COUNTED_MAX: Final = 1024
 """Shapes whose batches are counted; then counting begins anew: clients choose shapes."""
+_BUILD_S_MAX: Final = 86_400.0
 _SUFFIX: Final = ".pt2"
 
 
@@ -49,6 +52,7 @@ class Target:
         diffusers: Version; it defines the VAE.
         device: Model of the device.
         weights_sha256: Of the VAE.
+        config_sha256: Of its configuration.
         dtype: Of its weights, as torch names it.
         shape: Of the batch of latents.
     """
@@ -58,6 +62,7 @@ class Target:
     diffusers: str
     device: str
     weights_sha256: str
+    config_sha256: str
     dtype: str
     shape: Shape
 
@@ -99,15 +104,16 @@ class EngineFiles:
         self._folder = folder
         self._builder = builder
         self._lock = threading.Lock()
-        self._ready: frozenset[Target] = frozenset()
+        self._ready: Mapping[Target, str] = {}
         self._failed: set[Target] = set()
         self._uses: Counter[Target] = Counter()
         self._running: tuple[Target, Build] | None = None
+        self._is_closed = False
         _check_private(folder)
 
     @property
-    def ready(self) -> frozenset[Target]:
-        """Engines that are there, of shapes that were asked for."""
+    def ready(self) -> Mapping[Target, str]:
+        """Engines that are there, of shapes that were asked for, with digests of their files."""
         with self._lock:
             return self._ready
 
@@ -126,17 +132,16 @@ class EngineFiles:
         """Count a batch, see whether its engine is there, and have it built if it is worth it."""
         with self._lock:
             self._poll()
-            if target in self._ready or target in self._failed or len(self._ready) >= _ENGINES_MAX:
+            if target in self._ready or target in self._failed or len(self._ready) >= _ENGINES_MAX or self._is_closed:
                 return
             if len(self._uses) >= _COUNTED_MAX and target not in self._uses:
                 self._uses.clear()
             self._uses[target] += 1
-            if self._uses[target] == 1 and self.path(target).exists():
-                self._ready |= {target}
-            elif self._uses[target] >= USES_MIN and self._running is None:
-                self._make_room()
-                logger().info("an engine is being built", shape=target.shape, compiler=target.compiler)
-                self._running = target, self._builder(weights, target, device, self.path(target))
+            is_worth_it = self._uses[target] >= USES_MIN and self._running is None
+            if self._uses[target] == 1 or is_worth_it:  # another process may have built it
+                self._found(target)
+            if is_worth_it and target not in self._ready:
+                self._build(weights, target, device)
 
     def poll(self) -> None:
         """See whether a build has ended."""
@@ -144,16 +149,17 @@ class EngineFiles:
             self._poll()
 
     def unusable(self, target: Target, reason: str) -> None:
-        """Remove an engine that cannot be loaded; it is built again by the next process."""
+        """Remove an engine that cannot be loaded or run; it is built again by the next process."""
         with self._lock:
-            self._ready -= {target}
+            self._ready = {ready: digest for ready, digest in self._ready.items() if ready != target}
             self._failed.add(target)
             self.path(target).unlink(missing_ok=True)
-        logger().error("an engine cannot be loaded", shape=target.shape, error=reason)
+        logger().error("an engine cannot be used", shape=target.shape, error=reason)
 
     def close(self) -> None:
-        """End the build that runs."""
+        """End the build that runs, and begin none."""
         with self._lock:
+            self._is_closed = True
             if self._running is not None:
                 self._running[1].kill()
                 self._running = None
@@ -166,18 +172,41 @@ class EngineFiles:
         if reason is None:
             return
         self._running = None
-        if not reason and self.path(target).exists():
-            self._ready |= {target}
+        if not reason:
+            self._found(target)
+        if target in self._ready:
             logger().info("an engine is built", shape=target.shape, compiler=target.compiler)
         else:
             self._failed.add(target)
             logger().error("an engine could not be built", shape=target.shape, error=reason or "there is no file")
+
+    def _found(self, target: Target) -> None:
+        """Note an engine, if its file is there."""
+        try:
+            with self.path(target).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return
+        self._ready = {**self._ready, target: digest}
+
+    def _build(self, weights: Weights, target: Target, device: str) -> None:
+        try:
+            self._make_room()
+            self._running = target, self._builder(weights, target, device, self.path(target))
+        except OSError as error:
+            self._failed.add(target)
+            logger().error("an engine could not be built", shape=target.shape, error=str(error))
+            return
+        logger().info("an engine is being built", shape=target.shape, compiler=target.compiler)
 
     def _make_room(self) -> None:
         in_use = {self.path(target) for target in self._ready}
         files = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in in_use]
         for path in sorted(files, key=_changed_s)[: max(0, len(files) + len(in_use) + 1 - _FILES_MAX)]:
             path.unlink(missing_ok=True)
+        for folder in self._folder.glob("building-*"):  # of builds that were killed
+            if time.time() - _changed_s(folder) > _BUILD_S_MAX:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class BuiltEngines:
@@ -223,11 +252,19 @@ class BuiltEngines:
         self.files.poll()
         self._ready = self.files.ready
 
+    def forget(self, weights_sha256: str, dtype: str) -> None:
+        """Unload the engines of a VAE: they have copies of its weights."""
+        for target in [
+            target for target in self._engines if (target.weights_sha256, target.dtype) == (weights_sha256, dtype)
+        ]:
+            del self._engines[target]
+
     def close(self) -> None:
         self.files.close()
 
     def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
         plain = eager(vae)
+        config = hashlib.sha256((weights.folder / "config.json").read_bytes()).hexdigest()
 
         def decode(latents: Any) -> Any:
             target = Target(
@@ -236,36 +273,39 @@ class BuiltEngines:
                 diffusers=version("diffusers"),
                 device=self._model,
                 weights_sha256=weights.sha256,
+                config_sha256=config,
                 dtype=dtype,
                 shape=tuple(latents.shape),
             )
             self.files.used(weights, target, self._device)
             self._ready = self.files.ready
-            engine = self._engine(target) if target in self._ready else None
-            return plain(latents) if engine is None else engine(latents)
+            if target in self._ready:
+                try:
+                    return self._engine(target)(latents)
+                except Exception as error:  # of any kind: the file may be torn, or of another build of a library
+                    if is_out_of_memory(error):
+                        raise
+                    self._engines.pop(target, None)
+                    self.files.unusable(target, str(error).partition("\n")[0])
+                    self._ready = self.files.ready
+            return plain(latents)
 
         return decode
 
-    def _engine(self, target: Target) -> Decode | None:
+    def _engine(self, target: Target) -> Decode:
         engine = self._engines.get(target)
         if engine is None:
             path = self.files.path(target)
-            try:
-                engine = load_engine(path, target.compiler.split()[0], self._device)
-                os.utime(path)
-            except Exception as error:  # of any kind: the file may be of another build of the libraries, or torn
-                self.files.unusable(target, str(error).partition("\n")[0])
-                self._ready = self.files.ready
-                return None
-            self._engines[target] = engine
+            engine = self._engines[target] = load_engine(path, target.compiler.split()[0], self._device)
+            os.utime(path)
         return engine
 
 
 class _Process:
-    """A build in a process. Its messages go to a log file in the same folder."""
+    """A build in a process. Its messages go to a log file in the same folder, which stays if it fails."""
 
     def __init__(self, command: Sequence[str], path: Path) -> None:
-        self._log = path.with_suffix(".log")
+        self._log = path.with_suffix(f".{os.urandom(4).hex()}.log")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -275,11 +315,14 @@ class _Process:
         status = self._process.poll()
         if status is None:
             return None
-        if status:
+        if not status:
+            self._log.unlink(missing_ok=True)
+            return ""
+        try:
             lines = self._log.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
-            return f"status {status}, {self._log}: {lines[-1] if lines else 'it has written nothing'}"
-        self._log.unlink(missing_ok=True)
-        return ""
+        except OSError:
+            lines = []
+        return f"status {status}, {self._log}: {lines[-1] if lines else 'it has written nothing'}"
 
     def kill(self) -> None:
         self._process.kill()
@@ -292,6 +335,7 @@ def build_in_process(weights: Weights, target: Target, device: str, path: Path) 
     arguments = {
         "folder": str(weights.folder),
         "variant": weights.variant,
+        "sha256": weights.sha256,
         "dtype": target.dtype,
         "shape": target.shape,
         "compiler": target.compiler.split()[0],
@@ -311,11 +355,11 @@ def _files(folder: Path) -> EngineFiles:
     return _FILES[folder]
 
 
-def _name(compiler: str, ready: frozenset[Target]) -> str:
+def _name(compiler: str, ready: Mapping[Target, str]) -> str:
+    """Name a build by the bytes of its engines: compilers choose code by timing."""
     if not ready:
         return "eager"
-    digests = "".join(sorted(target.digest for target in ready))
-    return f"{compiler} of {hashlib.sha256(digests.encode()).hexdigest()[:16]}, else eager"
+    return f"{compiler} of {hashlib.sha256(''.join(sorted(ready.values())).encode()).hexdigest()[:16]}, else eager"
 
 
 def _model_of(device: str) -> str:

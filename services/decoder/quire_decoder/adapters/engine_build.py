@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -77,11 +78,14 @@ def main(arguments: dict[str, Any], path: Path) -> None:
 
     variants = {weights.variant: weights for weights in in_folder(Path(arguments["folder"]))}
     weights = variants[arguments["variant"]]
+    if weights.sha256 != arguments["sha256"]:
+        sys.exit(f"{weights.folder} has other weights than those that the decoder loaded")
     vae = read_vae(weights, arguments["dtype"]).to(arguments["device"])
     latents = torch.randn(arguments["shape"]).to(arguments["device"]).to(vae.dtype)
-    part = path.with_suffix(f".{os.urandom(4).hex()}.part.pt2")
-    build_engine(vae, latents, arguments["compiler"], part)
-    part.rename(path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+        part = Path(folder) / path.name
+        build_engine(vae, latents, arguments["compiler"], part)
+        part.rename(path)
 
 
 if __name__ == "__main__":

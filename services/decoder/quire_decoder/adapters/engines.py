@@ -36,6 +36,9 @@ class DecodeEngine(Protocol):
     def begin(self) -> None:
         """Note that a batch begins."""
 
+    def forget(self, weights_sha256: str, dtype: str) -> None:
+        """Give up what belongs to a VAE that `prepare` was called with: its weights leave the device."""
+
     def close(self) -> None:
         """End background work."""
 
@@ -49,6 +52,9 @@ class _OneBuild:
     name = used = ""
 
     def begin(self) -> None:
+        """Do nothing."""
+
+    def forget(self, weights_sha256: str, dtype: str) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -107,7 +113,12 @@ class RecordedShapes(_OneBuild):
         self._recordings: Bounded[tuple[str, str, Shape], Recording] = Bounded(bytes_max, released)
         self._too_large: set[tuple[str, str, Shape]] = set()
 
+    def forget(self, weights_sha256: str, dtype: str) -> None:
+        """Give up the recordings of a VAE: they read its weights where these were."""
+        self._recordings.discard(lambda key: key[:2] == (weights_sha256, dtype))
+
     def prepare(self, vae: Any, weights: Weights, dtype: str) -> Decode:
+        self.forget(weights.sha256, dtype)
         # Contiguous: on an H200 convolutions with channels_last take half as long again (docs/evaluation.md).
         plain = eager(vae)
 
@@ -128,6 +139,13 @@ class RecordedShapes(_OneBuild):
             return recording.replay(latents)
 
         return decode
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device, or the host, has no memory left. On the CPU torch has no class for that."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error))
 
 
 def eager(vae: Any) -> Decode:
@@ -155,9 +173,9 @@ def make_engine(name: str, device: str, graph_bytes: int = 8 << 30, folder: Path
     if name == "channels_last":
         return ChannelsLast()
     if name == "graphs" and is_cuda:
-        from quire_decoder.adapters.cuda_graphs import record, released
+        from quire_decoder.adapters.cuda_graphs import record, release_memory
 
-        return RecordedShapes(graph_bytes, record, released)
+        return RecordedShapes(graph_bytes, record, release_memory)
     if name in ("compile", "tensorrt"):
         from quire_decoder.adapters.built_engines import BuiltEngines
 

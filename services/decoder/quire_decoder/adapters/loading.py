@@ -43,7 +43,7 @@ class LoadedVae:
 
 
 def load_vae(weights: Weights, choice: str, record_dtype: str, device: Any, engine: DecodeEngine) -> LoadedVae:
-    """Load a VAE in the number format that `core.precision` prefers; the error against float32 is logged.
+    """Load a VAE in the number format that `core.precision` prefers. Where there is a choice, the error is logged.
 
     Args:
         weights: Its files.
@@ -96,7 +96,7 @@ def to_pixels(samples: Any) -> Any:
 
 
 def _chosen(weights: Weights, choice: str, record_dtype: str, device: Any) -> tuple[Any, PrecisionError | None]:
-    """Return the VAE, and its measured error; None for float32."""
+    """Return the VAE, and its measured error; None where nothing was to choose."""
     vae = read_vae(weights, "float32")
     formats = candidates(
         choice,
@@ -106,6 +106,8 @@ def _chosen(weights: Weights, choice: str, record_dtype: str, device: Any) -> tu
     )
     if formats[0] == "float32":
         return vae.to(device), None
+    if len(formats) == 1:  # there is no choice to make
+        return read_vae(weights, formats[0]).to(device), None
     exact, _ = _measured(vae.to(device), weights.kind, device)
     for name in formats:
         tried = read_vae(weights, name).to(device)

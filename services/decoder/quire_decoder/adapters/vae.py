@@ -21,7 +21,7 @@ from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire.telemetry import logger
 from quire.transport.devices import CopyStream, Event, copy_stream
-from quire_decoder.adapters.engines import Decode, DecodeEngine
+from quire_decoder.adapters.engines import Decode, DecodeEngine, is_out_of_memory
 from quire_decoder.adapters.loading import LoadedVae, load_vae, to_pixels
 from quire_decoder.adapters.weights import Weights
 from quire_decoder.core.precision import RECORD
@@ -195,14 +195,16 @@ class DiffusersVaes:
         """Raise `DeviceFull` where the device has no memory."""
         try:
             yield
-        except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
-            import torch
-
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate" not in str(error):
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
                 raise
             if len(latents) == 1:  # a smaller batch may still fit beside what is loaded
-                self._loaded.clear()
-            torch.cuda.empty_cache()
+                while self._loaded:
+                    self._unload()
+            if self._device.type == "cuda":
+                from quire_decoder.adapters.cuda_graphs import release_memory
+
+                release_memory()
             raise DeviceFull(f"no memory for {len(latents)} latents of {latents[0].shape}") from None
 
     def _decoder(self, loaded: LoadedVae, count: int, info: LatentInfo) -> Decode:
@@ -231,9 +233,14 @@ class DiffusersVaes:
             )
         loaded = load_vae(weights, self._settings.dtype, dtype, self._device, self.engine)
         while self._loaded and loaded.size + sum(vae.size for vae in self._loaded.values()) > self._settings.bytes_max:
-            self._loaded.popitem(last=False)
+            self._unload()
         self._loaded[name] = loaded
         return loaded
+
+    def _unload(self) -> None:
+        """Give up the VAE that was not used for the longest time."""
+        name, loaded = self._loaded.popitem(last=False)
+        self.engine.forget(name.partition(" ")[0], str(loaded.dtype).removeprefix("torch."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,12 @@ class BatchSizes:
         """A batch of `size` was made one by one, in `alone_s`, and again together, in `together_s`."""
         if not same:
             self.bad = min(self.bad or size, size)
+            self.good = max(1, min(self.good, size // 2))  # another lane may have found that size good
         elif together_s < _GAIN * alone_s:
             self.good, self.slow = max(self.good, size), 0
         else:
             self.slow += 1
-            if self.slow == _TRIES:
+            if self.slow >= _TRIES:
                 self.bad, self.slow = min(self.bad or size, size), 0
 
     def too_large(self, size: int) -> None:

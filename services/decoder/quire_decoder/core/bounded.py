@@ -52,6 +52,10 @@ class Bounded(Generic[Key, Value]):
         if len(self._values) < count:
             self._on_discard()
 
-    def clear(self) -> None:
-        """Discard all values."""
-        self.make_room(self.bytes_max + 1)
+    def discard(self, matches: Callable[[Key], bool]) -> None:
+        """Discard the values of matching keys."""
+        keys = [key for key in self._values if matches(key)]
+        for key in keys:
+            self.bytes -= self._values.pop(key)[1]
+        if keys:
+            self._on_discard()
