@@ -1,8 +1,9 @@
-"""Packs `make test-gpu` for a machine with an NVIDIA GPU, Python and torch, and without a network.
+"""Packs `make test-gpu` for a GPU machine without a network.
 
 python tools/gpu_bundle.py [--python 3.12] FILE.tar.xz
 
-What it packs is at the versions of this environment, but for torch and what comes with it. On the machine:
+The machine needs an NVIDIA GPU, Python and torch. The bundle has every other package, at the version that is installed
+here. On the machine:
 
 tar xf FILE.tar.xz && ./quire-gpu/test-gpu        # or: PYTHON=python3.12 ./quire-gpu/test-gpu --out FOLDER
 """
@@ -27,14 +28,14 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BYTES_MAX: Final = 60_000_000
 _EXTRAS: Final = ("tools",)
 _TESTS: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-_LEFT_OUT: Final = frozenset(
-    {
-        # On the machine, with torch.
-        *("torch", "triton", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "setuptools", "filelock", "fsspec"),
-        # Nothing there encodes pictures, draws or downloads.
-        *("imagecodecs", "matplotlib", "contourpy", "fonttools", "kiwisolver", "cycler", "pyparsing", "hf-xet"),
-    }
+WITH_TORCH: Final = frozenset(
+    ("torch", "triton", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "setuptools", "filelock", "fsspec")
 )
+"""On the machine, with torch."""
+_UNUSED: Final = frozenset(
+    ("imagecodecs", "matplotlib", "contourpy", "fonttools", "kiwisolver", "cycler", "pyparsing", "hf-xet")
+)
+"""Nothing there encodes pictures, draws or downloads."""
 _PRUNED_FOLDERS: Final = ("tests", "include", "__pycache__", "share", "bin")
 _KINDS_OF_MODEL_FILES: Final = ("modular", "convert")
 """Of transformers: sources of other files, and converters of weights."""
@@ -84,22 +85,22 @@ def pack(python: str, file: Path) -> int:
 
 def requirements() -> dict[str, str]:
     """Return the distributions that are packed, with the versions that are installed here."""
-    found: dict[str, str] = {}
-    left = [(Requirement("quire"), _EXTRAS), *((Requirement(name), ()) for name in _TESTS)]
-    seen: set[tuple[str, tuple[str, ...]]] = set()
-    while left:
-        requirement, extras = left.pop()
+    versions: dict[str, str] = {}
+    queue = [(Requirement("quire"), _EXTRAS), *((Requirement(name), ()) for name in _TESTS)]
+    visited: set[tuple[str, tuple[str, ...]]] = set()
+    while queue:
+        requirement, extras = queue.pop()
         name = canonicalize_name(requirement.name)
-        if name in _LEFT_OUT or name.startswith("nvidia-") or (name, extras) in seen:
+        if name in WITH_TORCH | _UNUSED or name.startswith("nvidia-") or (name, extras) in visited:
             continue
-        seen.add((name, extras))
+        visited.add((name, extras))
         if name != "quire":
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         for line in importlib.metadata.requires(name) or ():
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-                left.append((needed, tuple(sorted(needed.extras))))
-    return found
+                queue.append((needed, tuple(sorted(needed.extras))))
+    return versions
 
 
 def _fetch(python: str, wheels: Path) -> None:
@@ -147,7 +148,7 @@ def _prune(site: Path) -> None:
             path.unlink()
     _strip(site / "libucx")
     for path in site.glob("libucx/lib/**/*.so*"):
-        longest = max(path.parent.glob(f"{path.name.partition('.so')[0]}.so*"), key=lambda each: len(each.name))
+        longest = max(path.parent.glob(f"{path.name.partition('.so')[0]}.so*"), key=lambda library: len(library.name))
         if path != longest and not path.is_symlink() and path.read_bytes() == longest.read_bytes():
             path.unlink()
             path.symlink_to(longest.name)

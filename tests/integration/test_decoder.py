@@ -330,7 +330,7 @@ async def test_what_is_wanted_no_more_is_not_decoded(scene: Scene, monkeypatch: 
 
 
 class Rebuilding:
-    """Another `VaeRunner`, whose build changes when it is told to: its pixels are inverted then."""
+    """A `VaeRunner` with a build of its own: with a `suffix` its pixels are inverted."""
 
     def __init__(self, vae: DiffusersVaes) -> None:
         self._vae, self.suffix, self.lanes = vae, "", 1
@@ -357,7 +357,7 @@ class Rebuilding:
 
 
 async def test_pixels_of_an_earlier_build_are_not_served(scene: Scene) -> None:
-    """An engine was built: images and renditions of before are gone, at home and for another decoder; latents stay."""
+    """After an engine was built, earlier images and renditions are evicted, also for other decoders; latents stay."""
     vaes = []
     for decoder in (scene.home, scene.other):
         devices = decoder._pipeline.devices
@@ -365,20 +365,20 @@ async def test_pixels_of_an_earlier_build_are_not_served(scene: Scene) -> None:
         lanes = [replace(lane, runner=vaes[-1]) for lane in devices._idle]
         devices._idle, devices._lanes, devices._runners = lanes, tuple(lanes), [vaes[-1]]
     entry, small = _image(scene, 77), Rendering("png", width=8)
-    before = [await scene.home.serve(entry, PNG) for _ in range(2)]
+    plain = [await scene.home.serve(entry, PNG) for _ in range(2)]
     rendition = await scene.home.serve(entry, small)
-    assert before[1].source == "image" and before[0].build == before[1].build == rendition.build == scene.home.build
+    assert plain[1].source == "image" and plain[0].build == plain[1].build == rendition.build == scene.home.build
     vaes[0].suffix = ", another"
     await scene.home.serve(_image(scene, 79), PNG)  # the first batch of the new build
     assert await scene.home.serve_cached(entry, PNG) is None and await scene.home.serve_cached(entry, small) is None
-    after = await scene.home.serve(entry, PNG)
-    assert after.source == "latent" and after.build == scene.home.build != before[0].build
-    assert np.array_equal(_pixels(after.image), 255 - _pixels(before[0].image))
+    inverted = await scene.home.serve(entry, PNG)
+    assert inverted.source == "latent" and inverted.build == scene.home.build != plain[0].build
+    assert np.array_equal(_pixels(inverted.image), 255 - _pixels(plain[0].image))
     await eventually(lambda: scene.home.stats["cache.image_bytes"] > 0, "the new image is kept")
     elsewhere = await scene.other.serve(entry, PNG, "home")
-    assert elsewhere.image == before[0].image and elsewhere.build == before[0].build, "of the other decoder's own build"
+    assert elsewhere.image == plain[0].image and elsewhere.build == plain[0].build, "of the other decoder's own build"
     at_home = await scene.home.serve(entry, PNG)
-    assert at_home.source == "image" and at_home.image == after.image, "what the other one made is not kept here"
+    assert at_home.source == "image" and at_home.image == inverted.image, "what the other one made is not kept here"
 
 
 async def test_an_image_that_was_made_before_another_build_is_not_kept(scene: Scene) -> None:
@@ -388,7 +388,7 @@ async def test_an_image_that_was_made_before_another_build_is_not_kept(scene: Sc
     memory = scene.home._remote_memory
     await eventually(lambda: scene.home.stats["cache.image_bytes"] > 0, "it is kept")
     scene.home._cache.forget_pixels()
-    for build, kept in (("another", False), (served.build, True)):
-        with memory.lend(image.tobytes()) as lent:
-            await scene.home.write_back(entry, None, (lent, len(image)), build=build)
-        assert (scene.home.stats["cache.image_bytes"] > 0) == kept
+    for build, is_kept in (("another", False), (served.build, True)):
+        with memory.lend(image.tobytes()) as target:
+            await scene.home.write_back(entry, None, (target, len(image)), build=build)
+        assert (scene.home.stats["cache.image_bytes"] > 0) == is_kept

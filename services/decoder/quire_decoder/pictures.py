@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 from quire.model.errors import InvalidRequest, VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, Vae, denormalised, encode_record
 from quire.model.nodes import KnownVae
+from quire_decoder.core.precision import error_of
 from quire_decoder.pipeline import Pipeline
 from quire_decoder.ports import Pixels
 
@@ -60,11 +60,5 @@ class PictureEncoder:
         info = LatentInfo(values.shape, "float16", about, height, width, Normalisation(undone=True))
         record = await self._pipeline.in_thread(encode_record, stored, info)
         back = await self._pipeline.devices.decode(denormalised(stored, info), info)
-        psnr_db, error_max = await self._pipeline.in_thread(_difference, picture, back.pixels)
-        return EncodedLatent(record, psnr_db, error_max)
-
-
-def _difference(first: Pixels, second: Pixels) -> tuple[float, int]:
-    errors = np.abs(first.astype(np.int16) - second)
-    square = float((errors.astype(np.float32) ** 2).mean())
-    return (10 * math.log10(255**2 / square) if square else math.inf), int(errors.max())
+        error = await self._pipeline.in_thread(error_of, picture, back.pixels)
+        return EncodedLatent(record, error.psnr_db, error.error_max)

@@ -45,7 +45,7 @@ def small_vae() -> Any:
 
 @functools.cache
 def random_latents(count: int, side: int) -> tuple[list[Any], LatentInfo]:
-    """Return latents whose images have a side of so many pixels."""
+    """Return latents of square images. `side`: of an image, pixels."""
     shape = (CHANNELS, side // SCALE, side // SCALE)
     (digest,) = small_vae()
     info = LatentInfo(shape, "float32", Vae("small", "", digest), side, side)

@@ -28,7 +28,7 @@ USES = built_engines.USES_MIN
 
 @dataclass
 class Build:
-    """A build that ends when it is told to."""
+    """A build that ends when a test sets `reason`."""
 
     path: Path
     target: Target
@@ -92,25 +92,25 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def _is_black(vaes: DiffusersVaes, side: int = 64) -> bool:
-    made = vaes.decode(*random_latents(1, side))
-    assert made.build == vaes.build
-    return not made.pixels[0].any()
+    decoded = vaes.decode(*random_latents(1, side))
+    assert decoded.build == vaes.build
+    return not decoded.pixels[0].any()
 
 
 def test_a_shape_that_is_used_often_is_built_in_the_background(scene: Scene) -> None:
     vaes, _ = scene.vaes()
-    before = vaes.build
+    eager_build = vaes.build
     assert not any(_is_black(vaes) for _ in range(2 * USES))
     (build,) = scene.builder.builds
-    assert vaes.build == before and "eager" in before
+    assert vaes.build == eager_build and "eager" in eager_build
     build.complete()
     assert _is_black(vaes), "from the next batch on"
-    after = vaes.build
-    assert after != before
+    engine_build = vaes.build
+    assert engine_build != eager_build
     assert not _is_black(vaes, 128), "another shape is decoded eagerly"
-    assert vaes.build == after
-    again, _ = scene.vaes()
-    assert _is_black(again) and again.build == after, "another process finds it"
+    assert vaes.build == engine_build
+    restarted, _ = scene.vaes()
+    assert _is_black(restarted) and restarted.build == engine_build, "another process finds it"
     assert len(scene.builder.builds) == 1 and len(scene.loaded) == 2
 
 
@@ -130,15 +130,15 @@ def test_one_is_built_at_a_time_and_a_failed_one_is_not_tried_again(scene: Scene
 
 @pytest.mark.parametrize("content", [b"torn", b"broken"])
 def test_a_useless_engine_costs_nothing_but_itself(scene: Scene, content: bytes) -> None:
-    """It cannot be loaded, or it fails when it runs."""
+    """An engine cannot be loaded, or fails when it runs."""
     vaes, _ = scene.vaes()
     for _ in range(USES):
         _is_black(vaes)
-    before = vaes.build
+    eager_build = vaes.build
     scene.builder.builds[0].content = content
     scene.builder.builds[0].complete()
     for _ in range(3):
-        assert not _is_black(vaes) and vaes.build == before
+        assert not _is_black(vaes) and vaes.build == eager_build
     assert not list(scene.folder.glob("*.pt2"))
 
 
@@ -178,14 +178,14 @@ def test_what_another_process_has_built_is_found(scene: Scene) -> None:
     for _ in range(USES - 1):
         assert not _is_black(vaes)
     path = scene.folder / f"{'0' * 64}.pt2"
-    other, files = scene.vaes()
+    process, files = scene.vaes()
     for _ in range(USES):
-        _is_black(other)
+        _is_black(process)
     scene.builder.builds[0].complete()
     assert _is_black(vaes) and len(scene.builder.builds) == 1 and not path.exists()
-    other.close()
+    process.close()
     for _ in range(USES):
-        _is_black(other, 128)
+        _is_black(process, 128)
     assert len(scene.builder.builds) == 1 and files.path(scene.builder.builds[0].target).exists(), "it was closed"
 
 
@@ -213,14 +213,14 @@ def test_what_is_made_while_an_engine_comes_is_of_its_build(scene: Scene) -> Non
     runners = [first, scene.vaes(files)[0]]
     for _ in range(USES):
         _is_black(first)
-    made: list[tuple[str, bool]] = []
+    results: list[tuple[str, bool]] = []
     barrier = threading.Barrier(3)
 
     def decode(vaes: DiffusersVaes) -> None:
         barrier.wait(30)
         for _ in range(20):
             decoded = vaes.decode(*random_latents(1, 64))
-            made.append((decoded.build, not decoded.pixels[0].any()))
+            results.append((decoded.build, not decoded.pixels[0].any()))
 
     threads = [threading.Thread(target=decode, args=(vaes,)) for vaes in runners]
     for thread in threads:
@@ -229,9 +229,9 @@ def test_what_is_made_while_an_engine_comes_is_of_its_build(scene: Scene) -> Non
     scene.builder.builds[0].complete()
     for thread in threads:
         thread.join(60)
-    assert len({build for build, is_black in made if is_black}) == 1
-    assert {is_black for build, is_black in made if build == first.build} == {True}
-    assert len(made) == 40
+    assert len({build for build, is_black in results if is_black}) == 1
+    assert {is_black for build, is_black in results if build == first.build} == {True}
+    assert len(results) == 40
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:

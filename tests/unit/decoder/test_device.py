@@ -170,39 +170,29 @@ async def test_tenants_take_turns() -> None:
     device.close()
 
 
-async def test_several_devices_share_a_queue() -> None:
-    """Each has a latent at once, then those with a second thread have another; the rest waits, and is counted."""
-    runners = [Runner(lanes=2), Runner(lanes=1)]
+@pytest.mark.parametrize(
+    ("lanes", "requests", "calls"), [((2, 2), 2, [1, 1]), ((2, 1), 10, [2, 1])], ids=["each has one", "all are busy"]
+)
+async def test_several_devices_share_a_queue(lanes: tuple[int, ...], requests: int, calls: list[int]) -> None:
+    """Every device has a latent before any has two; further ones wait, and are counted."""
+    runners = [Runner(lanes=count) for count in lanes]
     for runner in runners:
         runner.may_go.clear()
     devices = Devices(runners, 1)
-    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(10)]
-    await eventually(lambda: [len(runner.calls) for runner in runners] == [2, 1], "all threads are busy")
-    assert devices.waiting == 10 and devices.count == 2
+    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(requests)]
+    await eventually(lambda: [len(runner.calls) for runner in runners] == calls, "lanes have begun")
+    assert devices.waiting == requests and devices.count == 2
     for runner in runners:
         runner.may_go.set()
     pictures = await asyncio.gather(*tasks)
-    assert [int(picture.pixels[0, 0, 0]) for picture in pictures] == list(range(10))
-    assert sum(len(runner.calls) for runner in runners) == 10 and devices.waiting == 0
+    assert [int(picture.pixels[0, 0, 0]) for picture in pictures] == list(range(requests))
+    assert sum(len(runner.calls) for runner in runners) == requests and devices.waiting == 0
     devices.close()
     assert all(runner.closed for runner in runners)
 
 
-async def test_the_first_requests_go_to_different_devices() -> None:
-    runners = [Runner(lanes=2), Runner(lanes=2)]
-    for runner in runners:
-        runner.may_go.clear()
-    devices = Devices(runners, 1)
-    tasks = [asyncio.create_task(devices.decode(_latent(value), INFO)) for value in range(2)]
-    await eventually(lambda: [len(runner.calls) for runner in runners] == [1, 1], "one at each device")
-    for runner in runners:
-        runner.may_go.set()
-    await asyncio.gather(*tasks)
-    devices.close()
-
-
 class Rebuilt(Runner):
-    """Its build changes with the call of a number, and batches of the new one have other pixels."""
+    """A runner whose build changes with call `at_call`; batches of the new build have other pixels."""
 
     def __init__(self, at_call: int) -> None:
         super().__init__()

@@ -189,7 +189,7 @@ class RoutedClient:
 
 
 async def until(happened: Callable[[], bool]) -> AsyncIterator[int]:
-    """Number the prompts of a test until something has happened: which engine is asked depends on its port."""
+    """Number prompts until a condition is true, 128 at most: the choice of an engine depends on its port."""
     for number in range(128):
         yield number
         if happened():

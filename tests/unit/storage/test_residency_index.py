@@ -1,4 +1,4 @@
-"""What the index was found to list or not to list, and copies that are hidden from it."""
+"""Answers of the index about copies that a node believes not to be listed, and copies that are hidden from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = [chunk_of(number).key for number in range(4)]
 
 
 def _names(world: World) -> list[str]:
-    return [each.name for each in world.running]
+    return [operation.name for operation in world.running]
 
 
 def _number(world: World, key: bytes) -> int:
@@ -42,7 +42,7 @@ def test_what_is_found_to_be_listed_is_known_to_be() -> None:
 
 
 def test_the_header_names_the_entry_that_was_found() -> None:
-    """After a restart the header alone tells which deletions concern the copy."""
+    """After a restart the header alone identifies the deletions that concern the copy."""
     world = World(drives=1, objects=False)
     (key,) = _unlisted(world, Durability.LOCAL)
     world.index[key] += 5 << 16
@@ -75,13 +75,13 @@ def test_a_copy_in_memory_of_a_node_with_drives_has_no_header_to_change() -> Non
 
 
 def test_an_entry_that_is_known_is_not_replaced() -> None:
-    """The answer may be older than what this node has heard since."""
+    """The answer may be older than a later registration of this node."""
     world = World(drives=1, objects=False)
     stored(world, [chunk_of(0)], Durability.LOCAL)
-    known = world.residency.generation(KEYS[0])
-    assert known
-    world.post(ev.Listed({KEYS[0]: known + (9 << 16)}))
-    assert world.residency.generation(KEYS[0]) == known and not _names(world)
+    generation = world.residency.generation(KEYS[0])
+    assert generation
+    world.post(ev.Listed({KEYS[0]: generation + (9 << 16)}))
+    assert world.residency.generation(KEYS[0]) == generation and not _names(world)
 
 
 def test_a_copy_that_is_being_registered_waits_for_that_answer() -> None:
@@ -141,7 +141,7 @@ def test_a_copy_that_leaves_is_not_hidden() -> None:
 
 @pytest.mark.parametrize("level", [Durability.MEMORY, Durability.LOCAL])
 def test_a_durable_store_waits_for_the_header_that_names_its_entry(level: Durability) -> None:
-    """The copy was stored before, and lies on a drive; its entry is another one now."""
+    """The copy is on a drive already; its index entry is a new one."""
     world = World(drives=1, objects=False)
     stored(world, [chunk_of(0)], Durability.LOCAL)
     world.post(ev.Hidden(_number(world, KEYS[0])))
@@ -204,7 +204,7 @@ def test_followers_keep_slots_of_a_store_that_has_no_copies_yet() -> None:
 
 
 def test_what_was_brought_is_listed_without_another_upload() -> None:
-    """Its entry lists the object tier: at the moment of the answer nothing is uploaded."""
+    """The chunk's entry lists the object tier: when the index answers, nothing is uploaded."""
     world = World(drives=0, objects=True)
     key = KEYS[0]
     world.objects[key], world.index[key] = chunk_of(0), 1 << 16

@@ -90,7 +90,7 @@ class Builder(Protocol):
 
 
 class EngineFiles:
-    """Engines of a folder, shared by all devices of this process. At most one build runs. Safe from any thread.
+    """Engines of a folder, shared by the devices of this process. One build runs at a time. Thread-safe.
 
     Args:
         folder: Where they are. Files in it are run as code, so nobody else may be able to write there.
@@ -131,7 +131,6 @@ class EngineFiles:
     def used(self, weights: Weights, target: Target, device: str) -> None:
         """Count a batch, see whether its engine is there, and have it built if it is worth it."""
         with self._lock:
-            self._poll()
             if target in self._ready or target in self._failed or len(self._ready) >= _ENGINES_MAX or self._is_closed:
                 return
             if len(self._uses) >= _COUNTED_MAX and target not in self._uses:

@@ -10,7 +10,7 @@ import numpy as np
 from quire.telemetry import logger
 from quire_decoder.adapters.engines import Decode, DecodeEngine
 from quire_decoder.adapters.weights import Weights
-from quire_decoder.core.precision import PrecisionError, candidates, error_of
+from quire_decoder.core.precision import PictureError, candidates, error_of, is_small
 from quire_decoder.core.vae_kinds import VaeKind
 
 _TILE: Final = 64
@@ -95,26 +95,19 @@ def to_pixels(samples: Any) -> Any:
     return pixels.permute(0, 2, 3, 1).contiguous()
 
 
-def _chosen(weights: Weights, choice: str, record_dtype: str, device: Any) -> tuple[Any, PrecisionError | None]:
-    """Return the VAE, and its measured error; None where nothing was to choose."""
-    vae = read_vae(weights, "float32")
-    formats = candidates(
-        choice,
-        record=record_dtype,
-        force_upcast=bool(vae.config.get("force_upcast")),
-        device_type=device.type,
-    )
-    if formats[0] == "float32":
-        return vae.to(device), None
-    if len(formats) == 1:  # there is no choice to make
+def _chosen(weights: Weights, choice: str, record_dtype: str, device: Any) -> tuple[Any, PictureError | None]:
+    """Return the VAE, and its measured error; None where there was no choice."""
+    force_upcast = weights.kind.force_upcast
+    formats = candidates(choice, record=record_dtype, force_upcast=force_upcast, device_type=device.type)
+    if len(formats) == 1:
         return read_vae(weights, formats[0]).to(device), None
-    exact, _ = _measured(vae.to(device), weights.kind, device)
+    exact, _ = _measured(read_vae(weights, "float32").to(device), weights.kind, device)
     for name in formats:
-        tried = read_vae(weights, name).to(device)
-        pixels, is_finite = _measured(tried, weights.kind, device)
-        error = error_of(pixels, exact, is_finite=is_finite)
-        if error.is_small or name == formats[-1]:
-            return tried, error
+        vae = read_vae(weights, name).to(device)
+        pixels, is_finite = _measured(vae, weights.kind, device)
+        error = error_of(pixels, exact)
+        if name == formats[-1] or (is_finite and is_small(error)):
+            return vae, error
     raise AssertionError("the last format is taken")
 
 

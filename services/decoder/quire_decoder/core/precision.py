@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,21 +14,22 @@ RECORD: Final = "record"
 AUTO: Final = "auto"
 DTYPES: Final = ("float32", "float16", "bfloat16")
 CHOICES: Final = (RECORD, AUTO, *DTYPES)
+Pixels = npt.NDArray[np.uint8]
 _PSNR_MIN_DB: Final = 40.0
 """Of `auto`: pictures that are further from those of float32 are not taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionError:
-    """Difference of a decoded picture from float32's: PSNR in dB, infinite for equal ones, and the largest, of 255."""
+class PictureError:
+    """Difference of two pictures: PSNR in dB, infinite for equal ones, and the largest of a channel's value, of 255."""
 
     psnr_db: float
     error_max: int
 
-    @property
-    def is_small(self) -> bool:
-        """Return whether `auto` takes the format."""
-        return self.psnr_db >= _PSNR_MIN_DB
+
+def is_small(error: PictureError) -> bool:
+    """Return whether `auto` takes a format with this error."""
+    return error.psnr_db >= _PSNR_MIN_DB
 
 
 def candidates(choice: str, *, record: str, force_upcast: bool, device_type: str) -> Sequence[str]:
@@ -48,10 +50,8 @@ def candidates(choice: str, *, record: str, force_upcast: bool, device_type: str
     return ("bfloat16", "float32") if force_upcast else ("float16", "bfloat16", "float32")
 
 
-def error_of(pixels: npt.NDArray[np.uint8], exact: npt.NDArray[np.uint8], *, is_finite: bool) -> PrecisionError:
-    """Compare a picture with that of float32. `is_finite`: whether all samples were finite before they were clamped."""
-    if not is_finite:
-        return PrecisionError(0.0, 255)
-    errors = np.abs(pixels.astype(np.int16) - exact)
+def error_of(pixels: Pixels, reference: Pixels) -> PictureError:
+    """Compare two pictures of one shape."""
+    errors = np.abs(pixels.astype(np.int16) - reference)
     square = float(np.mean(np.square(errors, dtype=np.float64)))
-    return PrecisionError(float("inf") if not square else 10 * float(np.log10(255**2 / square)), int(errors.max()))
+    return PictureError(10 * math.log10(255**2 / square) if square else math.inf, int(errors.max()))

@@ -17,7 +17,7 @@ AutoencoderDC (2.0 to 2.7), less for AutoencoderTiny.
 class VaeKind:
     """`channels` of a latent; `scale`: pixels for each of its values, along each side; `frames`: it takes videos.
 
-    `pixel_values`: about how many values decoding holds for each pixel.
+    `pixel_values`: about how many values decoding holds for each pixel; `force_upcast`: float16 overflows in it.
     """
 
     class_name: str
@@ -27,6 +27,7 @@ class VaeKind:
     pixel_values: float
     scaling_factor: float
     shift_factor: float
+    force_upcast: bool
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> VaeKind:
@@ -54,6 +55,7 @@ class VaeKind:
                 pixel_values=_WORKING_VALUES * sum(widths[:2]),
                 scaling_factor=1.0 if scaling is None else float(scaling),
                 shift_factor=0.0 if shift is None else float(shift),
+                force_upcast=bool(config.get("force_upcast")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"its configuration lacks a field of {name}: {error!r}") from None
