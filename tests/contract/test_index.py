@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest, MetadataUnavailable, NameTaken
 from quire.model.fingerprints import fingerprint
-from quire.model.index import UNCHAINED_MAX, ChunkRecord, records
+from quire.model.index import OBJECT_TIER, UNCHAINED_MAX, ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexCallsContract, IndexContract
@@ -60,6 +61,31 @@ async def test_a_registration_that_is_sent_again_counts_once(
     assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
     assert len((await index.evict(records(keys, BUCKET_CHUNKS, 1), 0, 0)).removed) == 1
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+@pytest.mark.parametrize("operation", ["register", "evict", "unregister", "join", "add_objects", "expect_objects"])
+async def test_a_call_about_many_buckets_asks_redis_a_few_times(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    index, chunks = PrefixIndex(redis_client), records(chain(200), 0, 200, unchained=True)
+    generations = await index.register(OBJECT_TIER, chunks, 0)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "register": lambda: index.register("a", chunks, 0),
+        "evict": lambda: index.evict(chunks, 0, 0),
+        "unregister": lambda: index.unregister("a", chunks, 0),
+        "join": lambda: index.join("a", chunks, generations),
+        "add_objects": lambda: index.add_objects(chunks, generations),
+        "expect_objects": lambda: index.expect_objects(chunks, 0),
+    }
+    asked, run = list[str](), cast(Any, index._run)
+
+    async def counted(name: str, *arguments: Any) -> Any:
+        asked.append(name)
+        return await run(name, *arguments)
+
+    monkeypatch.setattr(index, "_run", counted)
+    await calls[operation]()
+    assert len(asked) == 4, "of 64 buckets at most, so that no other request waits for long"
 
 
 async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

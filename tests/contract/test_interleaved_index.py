@@ -20,6 +20,7 @@ from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, ChunkRecord, Drop, Li
 from quire.testing.contracts.index import chain
 from quire.testing.index import IndexEntry, MemoryIndex
 from quire_server.redis import PrefixIndex
+from quire_server.redis.prefix_index.index import _registration
 
 _BUCKET_CHUNKS = 4
 _LENGTH = 14
@@ -102,17 +103,14 @@ class _Index(PrefixIndex):
 class _Careless(_Index):
     """Looks whether the parent is there, and registers the child then: the fault that links prevent."""
 
-    async def _register_bucket(
-        self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int, fresh: bytes
-    ) -> list[int]:
+    async def _register_linked(self, node_id: str, chunks: list[ChunkRecord], now_ms: int, fresh: bytes) -> list[int]:
         opener = chunks[0]
-        if opener.parent and opener.parent_bucket != opener.bucket:
-            parent = ChunkRecord(opener.parent, b"", opener.parent_bucket, b"")
-            if not (await self.entries([parent]))[0][0]:
-                return [0] * len(chunks)
-        elsewhere, until_ms = fingerprint(opener.parent_bucket) + bytes(8) if opener.parent else b"", 1 << 52
-        arguments = self._registration(node_id, chunks, fresh, elsewhere, until_ms)
-        answer = await self._change("register", bucket, arguments)
+        parent = ChunkRecord(opener.parent, b"", opener.parent_bucket, b"")
+        if not (await self.entries([parent]))[0][0]:
+            return [0] * len(chunks)
+        link = fingerprint(opener.parent_bucket) + bytes(8)
+        arguments = [node_id, fresh, link, 1 << 52, *_registration(node_id, chunks)]
+        answer = await self._change("register", fingerprint(opener.bucket), arguments)
         return [int.from_bytes(answer[at + 1 : at + 9], "big") for at in range(0, 9 * len(chunks), 9)]
 
 

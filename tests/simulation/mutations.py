@@ -389,7 +389,7 @@ MUTATIONS: dict[str, Mutation] = {
     "unlinked-children": Mutation(
         0,
         "a child in another bucket is not linked before it is registered (D7)",
-        (edit(PrefixIndex, "_register_bucket", "parent, child, name, LINK_MS", "parent, parent, name, LINK_MS"),),
+        (edit(PrefixIndex, "_register_linked", "parent, child, name, LINK_MS", "parent, parent, name, LINK_MS"),),
         tested="tests/contract/test_index.py",
     ),
     "requests-behind-the-last-word": Mutation(

@@ -68,7 +68,10 @@ def script(name: str) -> str:
         KeyError: No script has the name.
     """
     shared = _SHARED[name]
-    return (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, (*shared, name)))
+    before = (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, shared))
+    if "index_bucket" in shared:
+        return f"{before}local function change(ARGV)\n{part(name)}end\n{part('index_each')}"
+    return before + part(name)
 
 
 def names(area: str) -> Iterable[str]:

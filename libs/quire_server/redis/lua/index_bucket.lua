@@ -1,12 +1,14 @@
--- What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings, drops (the name's beginning: a
--- node's name follows), links to children in other buckets, objects that are due.
+-- What the scripts that change a bucket share (`open`, `save`).
 --
 -- A page stays as it is packed but for its lists, which are as long as it has runs of equal entries. An entry is found
 -- anew after each removal: `f` fingerprint, `page` and `row` where it lies, `g` generation, `n` holders.
 local rows_max = 256  -- chunks of a page
 local slot_load = 64  -- fields of a slot of the directory, in mean: Redis packs hashes of up to 128
-local cell, pins, objects, listings, drops, links, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local pages, root, changed, added = {}, nil, {}, {}  -- `added`: pages of new entries by fingerprint
+local keys_each = 7
+local cell, pins, objects, listings, drops, links, due
+local pages, root, changed, added, pinned  -- `added`: pages of new entries by fingerprint
+-- Parents in other buckets that lost a child: fingerprint, bucket and name of the link, child, leases that move there, ...
+local outside
 local function new_page(id)
   local page = {id = id, count = 0, prints = '', added = {}, rows = {}, spans = {}, links = {}, extra = {}}
   pages[id] = page
@@ -23,7 +25,13 @@ local function load(id)
   page.spans, page.links, page.extra, page.total, page.slots, page.last = unpack(about(raw))
   return page
 end
-root = load(0)
+-- Begin with the bucket whose KEYS follow `at`: its first page, pins, objects, listings, drops (the name's beginning: a
+-- node's name follows), links to children in other buckets, objects that are due.
+local function open(at)
+  cell, pins, objects, listings, drops, links, due = unpack(KEYS, at + 1, at + keys_each)
+  pages, changed, added, pinned, outside = {}, {}, {}, nil, {}
+  root = load(0)
+end
 -- The index in a list of (row, ...) of the last one that is not behind a row; 1 - stride if all are.
 local function place_of(list, stride, row)
   local low, high = 0, #list / stride
@@ -160,7 +168,6 @@ local function unlist(entry, name)
   note(name, entry, -1)
   hold_by(entry, without(entry.n, name))
 end
-local pinned = nil
 local function is_pinned(print, now)
   if not pinned then
     pinned = {}
@@ -195,8 +202,6 @@ local function move_pins(print, parent, now)
   pinned = nil
   return table.concat(away)
 end
--- Parents in other buckets that lost a child: fingerprint, bucket and name of the link, child, leases that move there, ...
-local outside = {}
 local function shift(list, stride, row)
   for at = 1, #list, stride do if list[at] > row then list[at] = list[at] - 1 end end
 end

@@ -1,7 +1,7 @@
--- ARGV: 1 fingerprints packed, 2 now in ms, 3 until when the deletion runs at the most, 4 all keys packed, 5 the bucket's key. Returns a
--- mask: "1" to be deleted, "0" not any more, "2" not yet, or claimed by another. No object of a key that has an entry is
--- deleted: the entry may list it yet.
-local prints, now, keys, mask = ARGV[1], tonumber(ARGV[2]), ARGV[4], {}
+-- ARGV: 1 now in ms, 2 until when the deletion runs at the most, 3 fingerprints packed, 4 all keys packed, 5 the bucket's
+-- key. Returns a mask: "1" to be deleted, "0" not any more, "2" not yet, or claimed by another. No object of a key that
+-- has an entry is deleted: the entry may list it yet.
+local now, prints, keys, mask = tonumber(ARGV[1]), ARGV[3], ARGV[4], {}
 for at = 1, #prints, 8 do
   local entry, key = entry_of(sub(prints, at, at + 7)), sub(keys, at * 4 - 3, at * 4 + 28)
   local object = redis.call('HGET', objects, key)
@@ -16,12 +16,12 @@ for at = 1, #prints, 8 do
     redis.call('ZADD', due, string.match(object, '%d+'), ARGV[5] .. key)
     mask[#mask + 1] = '2'
   elseif entry then
-    redis.call('HSET', objects, key, ARGV[3])
-    redis.call('ZADD', due, ARGV[3], ARGV[5] .. key)
+    redis.call('HSET', objects, key, ARGV[2])
+    redis.call('ZADD', due, ARGV[2], ARGV[5] .. key)
     mask[#mask + 1] = '2'
   else
-    redis.call('HSET', objects, key, '!' .. ARGV[3])
-    redis.call('ZADD', due, ARGV[3], ARGV[5] .. key)
+    redis.call('HSET', objects, key, '!' .. ARGV[2])
+    redis.call('ZADD', due, ARGV[2], ARGV[5] .. key)
     mask[#mask + 1] = '1'
   end
 end

@@ -1,6 +1,6 @@
--- ARGV: 1 fingerprints packed, 2 generations (8 bytes each) packed, 3 node. Lists the node in these very entries, which
+-- ARGV: 1 node, 2 fingerprints packed, 3 generations (8 bytes each) packed. Lists the node in these very entries, which
 -- list the object tier; what it was to drop of them is obsolete. Returns a mask: "1" listed, "0" there is no such entry.
-local prints, generations, node, mask = ARGV[1], ARGV[2], ARGV[3], {}
+local node, prints, generations, mask = ARGV[1], ARGV[2], ARGV[3], {}
 for at = 1, #prints, 8 do
   local print = sub(prints, at, at + 7)
   local entry = entry_of(print)

@@ -1,10 +1,10 @@
--- ARGV: 1 node, 2 (fingerprint .. parent's) packed; the parent is 8 zero bytes for none, 3 generation of new entries (8
--- bytes), 4 the bucket of the first one's parent and the name of its link, where that is another one, 5 for the object tier all keys packed, 6
--- until when the first one may be made, by its link; 7 the bucket's key.
+-- ARGV: 1 node, 2 generation of new entries (8 bytes), 3 the bucket of the first one's parent and the name of its link,
+-- where that is another one, 4 until when the first one may be made, by its link; 5 (fingerprint .. parent's) packed; the
+-- parent is 8 zero bytes for none; for the object tier 6 all keys packed, 7 the bucket's key.
 -- What the node was to drop of these is obsolete. Returns for each 9 bytes: "1" indexed, "2" indexed and new, "0" refused (its parent is not indexed, its object is
 -- being deleted, another chunk has its fingerprint, or its link is too old); then the generation. At the end the name of
 -- the first one's link, if it is indexed with that parent.
-local node, records, fresh, elsewhere, keys, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], {}
+local node, fresh, elsewhere, records, keys, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6], {}
 local none, dropping = string.rep('\0', 8), redis.call('EXISTS', drops .. node) == 1
 for at = 1, #records, 16 do
   local print, parent = sub(records, at, at + 7), sub(records, at + 8, at + 15)
@@ -12,7 +12,7 @@ for at = 1, #records, 16 do
   local old = entry_of(print)
   local inside = parent ~= '' and not (at == 1 and elsewhere ~= '')
   local above = inside and not old and entry_of(parent) or nil
-  local late = at == 1 and not old and elsewhere ~= '' and now_ms() > tonumber(ARGV[6])
+  local late = at == 1 and not old and elsewhere ~= '' and now_ms() > tonumber(ARGV[4])
   local refused = inside and not old and not above or old and parent_of(old) ~= parent or late
   if node == '@object' then
     local key = sub(keys, at * 2 - 1, at * 2 + 30)

@@ -22,6 +22,7 @@ _SCANNED: Final = 16
 """Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
 _LINKS_SCANNED: Final = 1000
 _LINKS_READ: Final = 1024
+_BUCKETS_AT_ONCE: Final = 64
 _MASTER_SHIFT: Final = 56
 
 
@@ -81,7 +82,26 @@ class BucketScripts:
     # ---- calls
 
     async def _change(self, name: str, bucket: bytes, arguments: list[Any]) -> Any:
-        return await self._run(name, bucket_keys(bucket), arguments)
+        return (await self._change_each(name, [(bucket, arguments)]))[0]
+
+    async def _change_each(
+        self, name: str, calls: Sequence[tuple[bytes, list[Any]]], common: Sequence[Any] = ()
+    ) -> list[Any]:
+        """A script for several buckets, in order: one call of one Redis for as many as it may be held up by.
+
+        `common`: arguments before those of each bucket.
+        """
+        first = [len(common), *common]
+        if self._cluster:
+            apart = [(bucket_keys(bucket), [*first, *arguments]) for bucket, arguments in calls]
+            return [answer for (answer,) in await self._all(name, apart)] if apart else []
+        answers: list[Any] = []
+        for at in range(0, len(calls), _BUCKETS_AT_ONCE):
+            part = calls[at : at + _BUCKETS_AT_ONCE]
+            keys = [key for bucket, _ in part for key in bucket_keys(bucket)]
+            own = [argument for _, arguments in part for argument in arguments]
+            answers += await self._run(name, keys, [*first, *own])
+        return answers
 
     async def _run(self, name: str, keys: list[bytes], arguments: list[Any]) -> Any:
         async with metadata_errors():

@@ -9,8 +9,8 @@ Every key has one of 256 hash tags, by its bucket, so that a bucket is in one sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, Final, cast
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprint, fingerprints
@@ -35,7 +35,6 @@ from quire_server.redis.prefix_index.slots import (
     PAGES,
     TAGS,
     bucket_key,
-    bucket_keys,
     bucket_of_page,
     drops_key,
     objects_key,
@@ -44,13 +43,12 @@ from quire_server.redis.prefix_index.slots import (
     tagged,
 )
 
-_NO_PARENT: Final = bytes(PRINT_BYTES)
+_NO_KEY, _NO_PARENT = bytes(KEY_BYTES), bytes(PRINT_BYTES)
 _EPOCH_KEY: Final = "quire:index-epoch"
 _TICKS_KEY: Final = "quire:ticks"
 _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = b"quire:rebuild"
 _REBUILT_KEY: Final = b"{quire:rebuild}:done"
-_AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
 _DROPS_TTL_MS: Final = 30 * 24 * 3_600_000
 _DROPS_PAGE: Final = 1024
@@ -100,15 +98,16 @@ class PrefixIndex(BucketScripts):
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, for one whose
         fingerprint another chunk of its bucket has, and for the object tier where the object is being deleted.
         """
-        groups = [(bucket, list(group)) for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
         new = (fresh or int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         generations: list[int] = []
-        if not any(group[0].parent for _, group in groups):  # roots wait for nothing
-            for at in range(0, len(groups), _AT_ONCE):
-                generations += await self._register_roots(node_id, groups[at : at + _AT_ONCE], new)
-            return generations
-        for bucket, group in groups:
-            generations += await self._register_bucket(node_id, fingerprint(bucket), group, now_ms, new)
+        for is_linked, groups in groupby(_by_bucket(chunks), key=lambda group: _is_linked(group[0])):
+            if is_linked:
+                for group in groups:
+                    generations += await self._register_linked(node_id, group, now_ms, new)
+            else:
+                calls = [(fingerprint(group[0].bucket), _registration(node_id, group)) for group in groups]
+                for marks in await self._change_each("register", calls, [node_id, new, b"", 0]):
+                    generations += _generations(marks)
         return generations
 
     async def unregister(
@@ -128,24 +127,31 @@ class PrefixIndex(BucketScripts):
         not know who else has it.
         """
         out: list[bool] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            prints = fingerprints(_keys(list(group)))
-            arguments = [node_id, prints, now_ms, "1" if only_in_object else "", ",".join(keepers)]
-            out += await self._unregister(fingerprint(bucket), arguments, now_ms)
+        common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers)]
+        for groups in _unrelated(_by_bucket(chunks)):
+            calls = [(fingerprint(group[0].bucket), fingerprints(_keys(group))) for group in groups]
+            out += await self._unregister(calls, common, now_ms)
         return out
 
     async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
         """Remove `node_id` from the holders of these, which `holdings` returned."""
-        for bucket, group in groupby(
-            sorted(holdings, key=lambda holding: holding.bucket), key=lambda holding: holding.bucket
-        ):
-            prints = b"".join(holding.fingerprint for holding in group)
-            await self._unregister(bucket, [node_id, prints, now_ms, "", ""], now_ms)
+        ordered = sorted(holdings, key=lambda holding: holding.bucket)
+        calls = [
+            (bucket, b"".join(holding.fingerprint for holding in group))
+            for bucket, group in groupby(ordered, key=lambda holding: holding.bucket)
+        ]
+        await self._unregister(calls, [node_id, now_ms, "", ""], now_ms)
 
-    async def _unregister(self, bucket: bytes, arguments: list[Any], now_ms: int) -> list[bool]:
-        mask, *orphaned = await self._change("unregister", bucket, arguments)
-        await self._unlink(orphaned, now_ms)
-        return [mark == ord("1") for mark in mask]
+    async def _unregister(
+        self, prints: Sequence[tuple[bytes, bytes]], common: Sequence[Any], now_ms: int
+    ) -> list[bool]:
+        """Remove a node from the holders of chunks, by bucket. `common`: arguments of the script."""
+        out: list[bool] = []
+        calls = [(bucket, [part]) for bucket, part in prints]
+        for mask, *orphaned in await self._change_each("unregister", calls, common):
+            await self._unlink(orphaned, now_ms)
+            out += [mark == ord("1") for mark in mask]
+        return out
 
     async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int, *, asking: str = "") -> Evicted:
         """Take chunks, children before parents, out of the index; those that others extend or leases pin stay.
@@ -155,18 +161,19 @@ class PrefixIndex(BucketScripts):
         """
         removed: list[Gone] = []
         absent: list[bytes] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            part, opener = list(group), fingerprint(bucket)
-            keys = _keys(part)
-            count, *rest = await self._change(
-                "evict", opener, [now_ms, fingerprints(keys), delete_ms, keys, asking, _DROPS_TTL_MS, opener, bucket]
-            )
-            for chunk, answer in zip(part, rest[count:], strict=True):
-                if answer == b"absent":
-                    absent.append(chunk.key)
-                elif answer != b"kept":
-                    removed.append(Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:])))
-            await self._unlink(rest[:count], now_ms)
+        for groups in _unrelated(_by_bucket(chunks)):
+            calls: list[tuple[bytes, list[Any]]] = []
+            for group in groups:
+                keys, bucket = _keys(group), group[0].bucket
+                calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+            answers = await self._change_each("evict", calls, [now_ms, delete_ms, asking, _DROPS_TTL_MS])
+            for group, (count, *rest) in zip(groups, answers, strict=True):
+                for chunk, answer in zip(group, rest[count:], strict=True):
+                    if answer == b"absent":
+                        absent.append(chunk.key)
+                    elif answer != b"kept":
+                        removed.append(Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:])))
+                await self._unlink(rest[:count], now_ms)
         return Evicted(tuple(removed), tuple(absent))
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
@@ -179,13 +186,15 @@ class PrefixIndex(BucketScripts):
         if not self._cluster:
             for at in range(0, len(chunks), _HELD_AT_ONCE):
                 part = chunks[at : at + _HELD_AT_ONCE]
-                names = [bucket_key(fingerprint(chunk.bucket)) for chunk in part]
+                openers = fingerprints(b"".join(chunk.bucket for chunk in part))
+                starts = range(0, len(openers), PRINT_BYTES)
+                names = [bucket_key(openers[start : start + PRINT_BYTES]) for start in starts]
                 packed += await self._run("holders", names, [fingerprints(_keys(part))])
         else:
             calls: list[tuple[list[bytes], list[Any]]] = []
-            for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-                records = list(group)
-                calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
+            for group in _by_bucket(chunks):
+                name = bucket_key(fingerprint(group[0].bucket))
+                calls.append(([name] * len(group), [fingerprints(_keys(group))]))
             for part_found in await self._all("holders", calls):
                 packed += part_found
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
@@ -290,29 +299,24 @@ class PrefixIndex(BucketScripts):
 
     async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
         """List `node_id` in these very entries; False for one that has ended, or does not list the object tier."""
-        marks: list[bool] = []
-        pairs = zip(chunks, generations, strict=True)
-        for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):
-            part = list(group)
-            packed = b"".join(number.to_bytes(8, "big") for _, number in part)
-            prints = fingerprints(_keys([chunk for chunk, _ in part]))
-            mask = await self._change("join", fingerprint(bucket), [prints, packed, node_id])
-            marks += [mark == ord("1") for mark in mask]
-        return marks
+        remaining = iter(generations)
+        calls: list[tuple[bytes, list[Any]]] = []
+        for group in _by_bucket(chunks):
+            packed = _packed(islice(remaining, len(group)))
+            calls.append((fingerprint(group[0].bucket), [fingerprints(_keys(group)), packed]))
+        return [mark == ord("1") for mask in await self._change_each("join", calls, [node_id]) for mark in mask]
 
     # ---- the object tier
 
     async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
-        marks: list[ObjectMark] = []
-        pairs = zip(chunks, generations, strict=True)
-        for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):
-            part, opener = list(group), fingerprint(bucket)
-            keys = _keys([chunk for chunk, _ in part])
-            packed = b"".join(number.to_bytes(8, "big") for _, number in part)
-            mask = await self._change("add_objects", opener, [fingerprints(keys), packed, keys, bucket])
-            marks += [_OBJECT_MARKS[mark] for mark in mask]
-        return marks
+        remaining = iter(generations)
+        calls: list[tuple[bytes, list[Any]]] = []
+        for group in _by_bucket(chunks):
+            keys, bucket = _keys(group), group[0].bucket
+            packed = _packed(islice(remaining, len(group)))
+            calls.append((fingerprint(bucket), [fingerprints(keys), packed, keys, bucket]))
+        return [_OBJECT_MARKS[mark] for mask in await self._change_each("add_objects", calls) for mark in mask]
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
         """Announce objects that are about to be written, and schedule their deletion.
@@ -320,13 +324,11 @@ class PrefixIndex(BucketScripts):
         They are deleted at `delete_ms` or later, once their keys have no entry. False for a key whose objects are being
         deleted at this moment.
         """
-        marks: list[bool] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            part, opener = list(group), fingerprint(bucket)
-            keys = _keys(part)
-            mask = await self._change("expect", opener, [fingerprints(keys), delete_ms, keys, bucket])
-            marks += [mark != ord("!") for mark in mask]
-        return marks
+        calls: list[tuple[bytes, list[Any]]] = []
+        for group in _by_bucket(chunks):
+            keys, bucket = _keys(group), group[0].bucket
+            calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+        return [mark != ord("!") for mask in await self._change_each("expect", calls, [delete_ms]) for mark in mask]
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
         """Claim up to `limit` keys without an entry whose objects are due, for deletion before `until_ms`.
@@ -339,13 +341,13 @@ class PrefixIndex(BucketScripts):
                 pipeline.zrangebyscore(tagged(b"due", tag), 0, now_ms, 0, limit)
             due_names = [name for answer in await pipeline.execute() for name in answer][:limit]
         chunks = [ChunkRecord(name[KEY_BYTES:], b"", name[:KEY_BYTES], b"") for name in due_names]
-        claimed: list[ChunkRecord] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            part, opener = list(group), fingerprint(bucket)
-            keys = _keys(part)
-            mask = await self._change("claim", opener, [fingerprints(keys), now_ms, until_ms, keys, bucket])
-            claimed += [chunk for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
-        return claimed
+        calls: list[tuple[bytes, list[Any]]] = []
+        for group in _by_bucket(chunks):
+            keys, bucket = _keys(group), group[0].bucket
+            calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+        answers = await self._change_each("claim", calls, [now_ms, until_ms])
+        marks = [mark for mask in answers for mark in mask]
+        return [chunk for chunk, mark in zip(chunks, marks, strict=True) if mark == ord("1")]
 
     async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
         """Record the deletion of objects whose claim ends at `until_ms`."""
@@ -356,10 +358,11 @@ class PrefixIndex(BucketScripts):
         await self._end_claim(chunks, until_ms, delete_ms)
 
     async def _end_claim(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int | str) -> None:
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            part, opener = list(group), fingerprint(bucket)
+        for group in _by_bucket(chunks):
+            bucket = group[0].bucket
+            opener = fingerprint(bucket)
             keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
-            await self._run("end_claim", keys, [_keys(part), until_ms, bucket, delete_ms])
+            await self._run("end_claim", keys, [_keys(group), until_ms, bucket, delete_ms])
 
     # ---- rebuilding
 
@@ -411,46 +414,19 @@ class PrefixIndex(BucketScripts):
 
     # ----
 
-    async def _register_roots(
-        self, node_id: str, groups: Sequence[tuple[bytes, list[ChunkRecord]]], fresh: bytes
-    ) -> list[int]:
-        """Chunks of several buckets, none of which has a parent in another one."""
-        calls = [
-            (bucket_keys(fingerprint(bucket)), self._registration(node_id, group, fresh)) for bucket, group in groups
-        ]
-        return [generation for marks in await self._all("register", calls) for generation in _generations(marks)]
+    async def _register_linked(self, node_id: str, chunks: list[ChunkRecord], now_ms: int, fresh: bytes) -> list[int]:
+        """Register chunks of one bucket, the first of which has its parent in another one.
 
-    def _registration(
-        self,
-        node_id: str,
-        chunks: Sequence[ChunkRecord],
-        fresh: bytes,
-        elsewhere: bytes = b"",
-        until_ms: int = 0,
-    ) -> list[Any]:
-        keys = _keys(chunks)
-        prints, above = fingerprints(keys), fingerprints(b"".join(chunk.parent or bytes(KEY_BYTES) for chunk in chunks))
-        packed = b"".join(
-            prints[at : at + PRINT_BYTES] + (above[at : at + PRINT_BYTES] if chunk.parent else _NO_PARENT)
-            for at, chunk in zip(range(0, len(prints), PRINT_BYTES), chunks, strict=True)
-        )
-        object_keys = keys if node_id == OBJECT_TIER else b""
-        return [node_id, packed, fresh, elsewhere, object_keys, until_ms, chunks[0].bucket]
-
-    async def _register_bucket(
-        self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int, fresh: bytes
-    ) -> list[int]:
-        opener = chunks[0]
-        if not opener.parent or opener.parent_bucket == opener.bucket:
-            return _generations(await self._change("register", bucket, self._registration(node_id, chunks, fresh)))
-        # The parent is in another bucket: it is kept for the child before that is registered. A crash in between
-        # leaves the parent kept too long, never the chain open.
+        The parent is kept for the child before that is registered. A crash in between leaves the parent kept too long,
+        never the chain open.
+        """
+        opener, bucket = chunks[0], fingerprint(chunks[0].bucket)
         parent, elsewhere, child = map(fingerprint, (opener.parent, opener.parent_bucket, opener.key))
         name = self._draw(LINK_BYTES)
         until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
-        arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
+        arguments = [node_id, fresh, elsewhere + name, until_ms, *_registration(node_id, chunks)]
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
         if answer[9 * len(chunks) :] != name:  # it is refused, or there by another link
@@ -474,6 +450,47 @@ class PrefixIndex(BucketScripts):
 
 def _keys(chunks: Sequence[ChunkRecord]) -> bytes:
     return b"".join(chunk.key for chunk in chunks)
+
+
+def _registration(node_id: str, chunks: Sequence[ChunkRecord]) -> list[Any]:
+    """Return what is registered of one bucket."""
+    keys = _keys(chunks)
+    prints, above = fingerprints(keys), fingerprints(b"".join(chunk.parent or _NO_KEY for chunk in chunks))
+    packed = b"".join(
+        prints[at : at + PRINT_BYTES] + (above[at : at + PRINT_BYTES] if chunk.parent else _NO_PARENT)
+        for at, chunk in zip(range(0, len(prints), PRINT_BYTES), chunks, strict=True)
+    )
+    return [packed, keys, chunks[0].bucket] if node_id == OBJECT_TIER else [packed]
+
+
+def _packed(generations: Iterable[int]) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in generations)
+
+
+def _by_bucket(chunks: Sequence[ChunkRecord]) -> list[list[ChunkRecord]]:
+    return [list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
+
+
+def _is_linked(opener: ChunkRecord) -> bool:
+    """Return whether the first of a bucket's chunks has its parent in another bucket."""
+    return bool(opener.parent) and opener.parent_bucket != opener.bucket
+
+
+def _unrelated(groups: Sequence[list[ChunkRecord]]) -> Iterator[list[list[ChunkRecord]]]:
+    """Cut groups, children before parents, so that no part has a bucket with parents of another bucket's chunks.
+
+    Links to children have to be gone before a parent is looked at.
+    """
+    part: list[list[ChunkRecord]] = []
+    above: set[bytes] = set()
+    for group in groups:
+        if group[0].bucket in above:
+            yield part
+            part, above = [], set()
+        part.append(group)
+        above.update(chunk.parent_bucket for chunk in group if chunk.parent_bucket != chunk.bucket)
+    if part:
+        yield part
 
 
 def _generations(marks: bytes) -> list[int]:

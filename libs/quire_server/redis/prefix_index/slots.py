@@ -51,9 +51,15 @@ def objects_key(bucket: bytes) -> bytes:
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Return the keys of the scripts that change a bucket."""
-    tag = tag_of(bucket)
-    shared = [tagged(b"l", tag), tagged(b"d", tag), links_key(bucket), tagged(b"due", tag)]
-    return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), *shared]
+    first, pins, objects, listings, drops, links, due = _BUCKET_KEYS[bucket[0]]
+    return [first + bucket, pins + bucket, objects + bucket, listings, drops, links + bucket, due]
+
+
+_BUCKET_KEYS: Final = [
+    tuple(tagged(kind, TAGS[byte % len(TAGS)]) for kind in (b"x", b"p", b"o", b"l", b"d", b"c", b"due"))
+    for byte in range(256)
+]
+"""Of `bucket_keys`, by the bucket's first byte."""
 
 
 def stores_key(bucket: bytes) -> bytes:
