@@ -4,14 +4,62 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from quire_storage.core.eviction import Evictor, Forest, Kept, OrderEntry
+from quire_storage.core.eviction import Evictor, Kept
 
 Prefix = Sequence[bytes]
 _SMALL_SHARE = 0.1
 _USES_MAX = 3
+
+
+@dataclass(slots=True)
+class OrderEntry:
+    """A chunk in an order."""
+
+    parent: bytes
+    size: int
+
+
+class Forest:
+    """Entries, and who is a leaf. Children may come before their parents."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, OrderEntry] = {}
+        self._children: dict[bytes, int] = {}
+        self.used_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.entries)
+
+    def is_leaf(self, key: bytes) -> bool:
+        """Whether nothing here extends it."""
+        return key not in self._children
+
+    def enter(self, key: bytes, entry: OrderEntry) -> None:
+        assert key not in self.entries, "a chunk enters a tier once"
+        self.entries[key] = entry
+        self.used_bytes += entry.size
+        if entry.parent:
+            self._children[entry.parent] = self._children.get(entry.parent, 0) + 1
+
+    def leave(self, key: bytes) -> OrderEntry:
+        entry = self.entries.pop(key)
+        self.used_bytes -= entry.size
+        if entry.parent:
+            remaining = self._children[entry.parent] - 1
+            if remaining:
+                self._children[entry.parent] = remaining
+            else:
+                del self._children[entry.parent]
+        return entry
 
 
 class LeafLru(Forest):
@@ -22,7 +70,7 @@ class LeafLru(Forest):
         self._order: OrderedDict[bytes, None] = OrderedDict()
 
     def insert(self, key: bytes, parent: bytes, size: int) -> None:
-        self.enter(key, OrderEntry(parent, size, often=False))
+        self.enter(key, OrderEntry(parent, size))
         self._order[key] = None
 
     def touch(self, key: bytes) -> None:

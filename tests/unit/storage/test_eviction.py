@@ -84,7 +84,7 @@ def test_only_leaves_go(
     requests: list[tuple[int, int, bool]], capacity: int, kind: type[LeafArc] | type[LeafLru]
 ) -> None:
     """Chains that share beginnings are stored and used in any order: what is held is always a set of whole prefixes."""
-    tier = kind(capacity)
+    tier, parents = kind(capacity), dict[bytes, bytes]()
     for chain, length, shared in requests:
         keys = [_key(at if shared and at < 4 else 1000 * (chain + 1) + at) for at in range(length)]
         present = next((at for at, key in enumerate(keys) if key not in tier), length)
@@ -97,9 +97,10 @@ def test_only_leaves_go(
             tier.release(key)
         for at in reversed(range(present, length)):
             if keys[at] not in tier:
-                tier.insert(keys[at], keys[at - 1] if at else b"", 1)
-        for key, entry in tier.entries.items():
-            assert not entry.parent or entry.parent in tier, key
+                parents[keys[at]] = keys[at - 1] if at else b""
+                tier.insert(keys[at], parents[keys[at]], 1)
+        for key in tier:
+            assert not parents[key] or parents[key] in tier, key
         assert tier.used_bytes == len(tier)
 
 

@@ -20,8 +20,8 @@ from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, Tenant
 from quire.testing import FakeClock
 from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.namespaces import ChunkFacts, Group, NamespaceBook, _Followed
-from tests.unit.storage.residency_world import World, chunk_of, stored
+from quire_storage.core.namespaces import ChunkFacts, Group, NamespaceBook, _Followed, _Order
+from tests.unit.storage.residency_world import SHAPES, World, chunk_of, stored
 
 ONE, TWO = b"1" * 16, b"2" * 16
 SIZE = 4096
@@ -103,12 +103,12 @@ def test_a_conversation_that_has_grown_goes_from_its_end() -> None:
 def test_an_order_that_does_not_know_what_is_extended_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: parents were asked for, refused, and asked for again, for ever."""
 
-    def first(self: _Followed, order: Any, wanted: Callable[[bytes, int], bool]) -> list[bytes]:
+    def first(self: _Followed, order: _Order, wanted: Callable[[int, int], bool]) -> list[bytes]:
         chosen: list[bytes] = []
-        for key in order.next:
-            if not wanted(key, SIZE * len(chosen)):
+        for row in order._lists.rows(order._ranks[0]):
+            if not wanted(row, SIZE * len(chosen)):
                 break
-            chosen.append(key)
+            chosen.append(self.rows.key(row))
         return chosen
 
     monkeypatch.setattr(_Followed, "first", first)
@@ -217,6 +217,10 @@ async def test_what_was_here_before_is_found_while_chunks_come_and_go() -> None:
     assert not book.wanted
     (mine,) = book._followed.values()
     here = set(world.residency.keys())
-    assert set(mine.about) == set(mine.by_use.next) == set(mine.by_age.next) == here and len(here) == 13
-    assert list(mine.by_use.next)[-1] == chunk_of(24).key
-    assert mine.size == sum(size for _, size, _ in mine.about.values())
+    by_age, by_use = (
+        [mine.rows.key(row) for rank in sorted(order._ranks) for row in order._lists.rows(order._ranks[rank])]
+        for order in (mine.by_age, mine.by_use)
+    )
+    assert sorted(by_age) == sorted(by_use) == sorted(here) and len(here) == 13
+    assert by_use[-1] == chunk_of(24).key
+    assert mine.size == sum(SHAPES[number // 4 % 2].slot_bytes for number in world.numbers_here())

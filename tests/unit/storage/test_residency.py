@@ -340,8 +340,7 @@ def test_what_a_client_asks_for_comes_into_memory_that_is_full() -> None:
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
     for first in (0, 8, 16):
         _stored(world, first, 4)
-    for gone in world.residency.in_memory._gone:
-        gone.clear()
+    world.forget_evicted()
     numbers = [copy.number for copy in world.held[world.pin([0, 1])] if copy.memory is None]
     assert numbers
     answers: list[Any] = []

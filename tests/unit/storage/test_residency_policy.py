@@ -44,8 +44,7 @@ def _on_drives_alone(world: World, slabs_full: bool = True) -> None:
     """Chunks 0 to 3 were pushed out of memory, which is full of others (or is left empty)."""
     for first in (0, 8, 16):
         stored(world, [chunk_of(first + at) for at in range(4)])
-    for gone in world.residency.in_memory._gone:
-        gone.clear()
+    world.forget_evicted()
     assert _pinned(world, 0).memory is None
     if not slabs_full:
         for first in (8, 16):

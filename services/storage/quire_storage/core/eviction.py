@@ -10,11 +10,12 @@ whole prefixes, and the cluster's index prefix-closed. An unused prefix unwinds 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Protocol
+
+from quire_storage.core.rows import NO_ROW, KeyRows, RowLists, reach
 
 Kept = Callable[[bytes], bool]
 
@@ -45,129 +46,109 @@ class Evictor(Protocol):
         """A chunk that may have been set aside is kept no more."""
 
 
-@dataclass(slots=True)
-class OrderEntry:
-    """`often`: used more than once."""
-
-    parent: bytes
-    size: int
-    often: bool
-
-
-class Forest:
-    """Entries, and who is a leaf. Children may come before their parents."""
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, OrderEntry] = {}
-        self._children: dict[bytes, int] = {}
-        self.used_bytes = 0
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self.entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.entries)
-
-    def is_leaf(self, key: bytes) -> bool:
-        """Whether nothing here extends it."""
-        return key not in self._children
-
-    def enter(self, key: bytes, entry: OrderEntry) -> None:
-        assert key not in self.entries, "a chunk enters a tier once"
-        self.entries[key] = entry
-        self.used_bytes += entry.size
-        if entry.parent:
-            self._children[entry.parent] = self._children.get(entry.parent, 0) + 1
-
-    def leave(self, key: bytes) -> OrderEntry:
-        entry = self.entries.pop(key)
-        self.used_bytes -= entry.size
-        if entry.parent:
-            remaining = self._children[entry.parent] - 1
-            if remaining:
-                self._children[entry.parent] = remaining
-            else:
-                del self._children[entry.parent]
-        return entry
-
-
-class LeafArc(Forest):
+class LeafArc:
     """Adapts within `capacity_bytes`, which is not a limit: the caller evicts as it needs room.
 
-    `leaves_only`: False for a tier that has another below it.
+    Children may enter before their parents.
+
+    Args:
+        capacity_bytes: Of the tier.
+        leaves_only: False for a tier that has another below it.
+        rows: Rows of keys to share with what else knows about the same chunks.
     """
 
-    def __init__(self, capacity_bytes: int, *, leaves_only: bool = True) -> None:
-        super().__init__()
+    def __init__(self, capacity_bytes: int, *, leaves_only: bool = True, rows: KeyRows | None = None) -> None:
         self._leaves_only = leaves_only
         self._capacity_bytes = capacity_bytes
-        self._lists: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict())
+        self._rows = KeyRows() if rows is None else rows
+        self._lists = RowLists()
+        self._orders = self._lists.new_list(), self._lists.new_list()  # chunks that were used once, and more often
+        self._aside = self._lists.new_list()
+        self._gone = self._lists.new_list(), self._lists.new_list()  # evicted ones, by the list that they were in
+        self._parents, self._children, self._sizes = array("i"), array("i"), array("q")
+        self._often = array("b")
         self._bytes = [0, 0]
-        self._aside: dict[bytes, None] = {}
-        self._gone: tuple[OrderedDict[bytes, int], ...] = (OrderedDict(), OrderedDict())
         self._gone_bytes = [0, 0]
         self._target_bytes = 0.0  # of the first list
 
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._bytes)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._row(key) != NO_ROW
+
+    def __len__(self) -> int:
+        return sum(map(self._lists.count, (*self._orders, self._aside)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        rows = chain.from_iterable(map(self._lists.rows, (*self._orders, self._aside)))
+        return map(self._rows.key, rows)
+
+    def is_leaf(self, key: bytes) -> bool:
+        """Whether nothing here extends it."""
+        row = self._rows.find(key)
+        return row >= len(self._children) or not self._children[row]
+
     def insert(self, key: bytes, parent: bytes, size: int) -> None:
-        once, often = self._gone
-        back_in = 0 if key in once else 1 if key in often else None
-        if back_in is not None:
-            step = size * max(1.0, len(self._gone[1 - back_in]) / len(self._gone[back_in]))
-            target = self._target_bytes + (step if back_in == 0 else -step)
+        row, lists = self._rows.use(key), self._lists
+        if row >= len(self._often):
+            reach(row, self._parents, self._children, self._sizes, self._often)
+        was_in = lists.take(row)
+        assert was_in in (0, *self._gone), "a chunk enters a tier once"
+        often = was_in == self._gone[1]
+        if was_in:
+            gone, others = (lists.count(self._gone[which]) for which in (often, not often))
+            step = size * max(1.0, others / (gone + 1))
+            target = self._target_bytes + (-step if often else step)
             self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
-            self._gone_bytes[back_in] -= self._gone[back_in].pop(key)
-        self.enter(key, OrderEntry(parent, size, back_in is not None))
-        self._lists[back_in is not None][key] = None
-        self._bytes[back_in is not None] += size
+            self._gone_bytes[often] -= self._sizes[row]
+            self._rows.end_use(row)
+        if parent:
+            above = self._parents[row] = self._rows.use(parent)
+            if above >= len(self._children):
+                reach(above, self._parents, self._children, self._sizes, self._often)
+            self._children[above] += 1
+        else:
+            self._parents[row] = NO_ROW
+        self._sizes[row], self._often[row] = size, often
+        lists.put_last(self._orders[often], row)
+        self._bytes[often] += size
 
     def touch(self, key: bytes) -> None:
-        entry = self.entries.get(key)
-        if entry is None:
-            return
-        self._take_out(key, entry)
-        if not entry.often:
-            self._bytes[0] -= entry.size
-            entry.often = True
-            self._bytes[1] += entry.size
-        self._lists[1][key] = None
+        row = self._row(key)
+        if row:
+            self._lists.take(row)
+            if not self._often[row]:
+                self._bytes[0] -= self._sizes[row]
+                self._bytes[1] += self._sizes[row]
+                self._often[row] = True
+            self._lists.put_last(self._orders[1], row)
 
     def release(self, key: bytes) -> None:
-        if key in self._aside:
-            del self._aside[key]
-            keys = self._lists[self.entries[key].often]
-            keys[key] = None
-            keys.move_to_end(key, last=False)
+        self._release(self._rows.find(key))
 
     @property
-    def aside(self) -> Collection[bytes]:
+    def aside(self) -> list[bytes]:
         """Keys that are skipped until they are touched or released."""
-        return self._aside.keys()
+        return [self._rows.key(row) for row in self._lists.rows(self._aside)]
 
     def look_again(self) -> bool:
         """Put all that was set aside back in its order; whether there was any."""
-        aside = list(self._aside)
-        for key in reversed(aside):
-            self.release(key)
+        aside = list(self._lists.rows(self._aside))
+        for row in reversed(aside):
+            self._release(row)
         return bool(aside)
-
-    def coldest(self) -> Iterator[bytes]:
-        """Keys in about the order in which they would go."""
-        return chain(self._aside, self._lists[0], self._lists[1])
 
     def went_lately(self, key: bytes) -> bool:
         """Whether the chunk was evicted a short while ago: had the tier been larger, it would be here."""
-        return key in self._gone[0] or key in self._gone[1]
+        return self._lists.list_of(self._rows.find(key)) in self._gone
 
     def remove(self, key: bytes) -> None:
-        if key in self.entries:
-            self._take_out(key, self.entries[key])
-            entry = self.leave(key)
-            self._bytes[entry.often] -= entry.size
-            if entry.parent and self.is_leaf(entry.parent):
-                self.release(entry.parent)
+        row = self._row(key)
+        if row:
+            self._leave(row)
+            self._rows.end_use(row)
 
     def evict(self, is_kept: Kept) -> bytes | None:
         key = self.victim(is_kept)
@@ -178,36 +159,52 @@ class LeafArc(Forest):
     def victim(self, is_kept: Kept) -> bytes | None:
         """The one that `evict` would take out."""
         first = 0 if self._bytes[0] > self._target_bytes else 1
-        for which in (first, 1 - first):
-            keys = self._lists[which]
-            while keys:
-                key = next(iter(keys))
-                if not is_kept(key) and (not self._leaves_only or self.is_leaf(key)):
+        for order in (self._orders[first], self._orders[1 - first]):
+            while row := self._lists.first(order):
+                key = self._rows.key(row)
+                if not is_kept(key) and (not self._leaves_only or not self._children[row]):
                     return key
-                self.set_aside(key)
+                self._set_aside(row)
         return None
 
     def evicted(self, key: bytes) -> None:
         """Take out a chunk because of its age, and remember that it was here."""
-        entry = self.entries[key]
-        self.remove(key)
-        self._remember(int(entry.often), key, entry.size)
+        row = self._row(key)
+        self._leave(row)
+        which = self._often[row]
+        self._lists.put_last(self._gone[which], row)
+        self._gone_bytes[which] += self._sizes[row]
+        while self._gone_bytes[which] > self._capacity_bytes:
+            oldest = self._lists.first(self._gone[which])
+            self._lists.take(oldest)
+            self._gone_bytes[which] -= self._sizes[oldest]
+            self._rows.end_use(oldest)
 
     def set_aside(self, key: bytes) -> None:
         """Do not look at a chunk again until it is touched or released."""
-        entry = self.entries[key]
-        self._take_out(key, entry)
-        self._aside[key] = None
+        self._set_aside(self._row(key))
 
-    def _take_out(self, key: bytes, entry: OrderEntry) -> None:
-        if key in self._aside:
-            del self._aside[key]
-        else:
-            del self._lists[entry.often][key]
+    def _set_aside(self, row: int) -> None:
+        self._lists.take(row)
+        self._lists.put_last(self._aside, row)
 
-    def _remember(self, which: int, key: bytes, size: int) -> None:
-        ghosts = self._gone[which]
-        ghosts[key] = size
-        self._gone_bytes[which] += size
-        while self._gone_bytes[which] > self._capacity_bytes:
-            self._gone_bytes[which] -= ghosts.popitem(last=False)[1]
+    def _row(self, key: bytes) -> int:
+        """Return the row of a chunk that is in, or `NO_ROW`."""
+        row = self._rows.find(key)
+        number = self._lists.list_of(row)
+        return row if number and number not in self._gone else NO_ROW
+
+    def _release(self, row: int) -> None:
+        if self._lists.list_of(row) == self._aside:
+            self._lists.take(row)
+            self._lists.put_first(self._orders[self._often[row]], row)
+
+    def _leave(self, row: int) -> None:
+        self._lists.take(row)
+        self._bytes[self._often[row]] -= self._sizes[row]
+        parent = self._parents[row]
+        if parent:
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                self._release(parent)
+            self._rows.end_use(parent)

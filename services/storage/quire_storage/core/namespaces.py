@@ -10,14 +10,15 @@ removed.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
 from typing import Final
 
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.rows import NO_ROW, KeyRows, RowLists, reach
 
 Group = frozenset[bytes]
 """Namespaces that a policy bounds together, each by the first 16 bytes of its digest."""
@@ -36,138 +37,150 @@ class ChunkFacts:
     stored_ms: int
 
 
-class _ByUse:
-    """The least recently used first."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._keys)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def first(self) -> bytes | None:
-        return next(iter(self._keys), None)
-
-    def remove(self, key: bytes) -> None:
-        self._keys.pop(key, None)
-
-    def put_first(self, key: bytes) -> None:
-        self._keys[key] = None
-        self._keys.move_to_end(key, last=False)
-
-    def put_last(self, key: bytes) -> None:
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-
-
-class _ByAge:
-    """Keys by the second in which they were stored, the earliest first. `second_of`: that second of a key."""
-
-    def __init__(self, second_of: Callable[[bytes], int]) -> None:
-        self._second_of = second_of
-        self._keys: dict[int, OrderedDict[bytes, None]] = {}
-        self._seconds: list[int] = []
-
-    def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable(self._keys.values())
-
-    def first(self) -> bytes | None:
-        while self._seconds:
-            keys = self._keys[self._seconds[0]]
-            if keys:
-                return next(iter(keys))
-            del self._keys[heappop(self._seconds)]
-        return None
-
-    def remove(self, key: bytes) -> None:
-        keys = self._keys.get(self._second_of(key))
-        if keys is not None:
-            keys.pop(key, None)
-
-    def put(self, key: bytes) -> None:
-        second = self._second_of(key)
-        if second not in self._keys:
-            self._keys[second] = OrderedDict()
-            heappush(self._seconds, second)
-        self._keys[second][key] = None
-
-    put_first = put_last = put
-
-
-@dataclass(slots=True)
-class _Order:
-    """`aside`: chunks that others extended when their turn came. `asked`: chosen chunks."""
-
-    next: _ByUse | _ByAge
-    aside: dict[bytes, None] = field(default_factory=dict)
-    asked: dict[bytes, None] = field(default_factory=dict)
-
-    def remove(self, key: bytes) -> None:
-        self.next.remove(key)
-        self.aside.pop(key, None)
-        self.asked.pop(key, None)
-
-    def release(self, key: bytes) -> None:
-        """Note that no chunk extends it now."""
-        if key in self.aside:
-            del self.aside[key]
-            self.next.put_first(key)
-
-
 class _Followed:
-    """`about`: key → (parent, bytes taken up, stored at). `extended`: how many chunks that are here extend a key."""
+    """Chunks of a group, a row each. `extended`: how many chunks that are here extend a row's.
+
+    A row is in one list of each of two orders: by the second in which the chunk was stored, and by its last use; or in
+    the order's list of those that others extended when their turn came, or of those that were chosen.
+    """
 
     def __init__(self) -> None:
         self.unknown: set[bytes] = set()
-        self.about: dict[bytes, tuple[bytes, int, int]] = {}
-        self.extended: Counter[bytes] = Counter()
-        self.by_age = _Order(_ByAge(lambda key: self.about[key][2] // 1000))
-        self.by_use = _Order(_ByUse())
+        self.rows = KeyRows()
+        self.here = array("b")
+        self.parents, self.extended = array("i"), array("i")
+        self.sizes, self.stored_ms = array("q"), array("q")
+        self.by_age = _Order(lambda row: self.stored_ms[row] // 1000)
+        self.by_use = _Order(lambda row: 0)
         self.size = 0
 
-    def enter(self, key: bytes, parent: bytes, size: int, stored_ms: int) -> None:
-        self.about[key] = (parent, size, stored_ms)
+    def __contains__(self, key: bytes) -> bool:
+        row = self.rows.find(key)
+        return row < len(self.here) and self.here[row] != 0
+
+    def enter(self, key: bytes, parent: bytes, size: int, stored_ms: int, *, first: bool) -> None:
+        """Add a chunk, as the first or the last in both orders."""
+        row = self._reached(self.rows.use(key))
+        self.here[row], self.sizes[row], self.stored_ms[row] = 1, size, stored_ms
         self.size += size
-        if parent:
-            self.extended[parent] += 1
+        self.parents[row] = above = self._reached(self.rows.use(parent)) if parent else NO_ROW
+        if above:
+            self.extended[above] += 1
+        for order in (self.by_age, self.by_use):
+            order.put(row, first=first)
 
     def leave(self, key: bytes) -> None:
-        self.by_age.remove(key)
-        self.by_use.remove(key)
-        parent, size, _ = self.about.pop(key)
-        self.size -= size
-        if parent:
-            self.extended[parent] -= 1
-            if not self.extended[parent]:
-                del self.extended[parent]
-                self.by_age.release(parent)
-                self.by_use.release(parent)
+        row = self.rows.find(key)
+        self.here[row] = 0
+        self.size -= self.sizes[row]
+        for order in (self.by_age, self.by_use):
+            order.take(row)
+        above = self.parents[row]
+        if above:
+            self.extended[above] -= 1
+            if not self.extended[above]:
+                self.by_age.release(above)
+                self.by_use.release(above)
+            self.rows.end_use(above)
+        self.rows.end_use(row)
 
-    def first(self, order: _Order, is_wanted: Callable[[bytes, int], bool]) -> list[bytes]:
+    def used(self, key: bytes) -> None:
+        """Make a chunk the last in the order of use, unless it was chosen or set aside."""
+        row = self.rows.find(key)
+        if self.by_use.is_queued(row):
+            self.by_use.take(row)
+            self.by_use.put(row)
+
+    def first(self, order: _Order, is_wanted: Callable[[int, int], bool]) -> list[bytes]:
         """Take some keys from the front of `order`, children before parents; no other chunk here extends them.
 
-        They have no turn again until `put_back`. `is_wanted`: key, and bytes chosen before.
+        They have no turn again until `put_back`. `is_wanted`: of a row, and bytes chosen before.
         """
-        chosen, size, going = list[bytes](), 0, Counter[bytes]()
+        chosen, size, going = list[int](), 0, Counter[int]()
         for _ in range(_LOOKS_MAX):
-            key = order.next.first()
-            if key is None or len(chosen) == _CHOSEN_MAX or not is_wanted(key, size):
+            row = order.first()
+            if row == NO_ROW or len(chosen) == _CHOSEN_MAX or not is_wanted(row, size):
                 break
-            order.next.remove(key)
-            if self.extended[key] > going[key]:
-                order.aside[key] = None
+            if self.extended[row] > going[row]:
+                order.set_aside(row)
                 continue
-            chosen.append(key)
-            order.asked[key] = None
-            parent, taken, _ = self.about[key]
-            size += taken
-            going[parent] += 1
-            if self.extended[parent] == going[parent]:
-                order.release(parent)
-        return chosen
+            order.choose(row)
+            chosen.append(row)
+            size += self.sizes[row]
+            above = self.parents[row]
+            going[above] += 1
+            if self.extended[above] == going[above]:
+                order.release(above)
+        return [self.rows.key(row) for row in chosen]
+
+    def _reached(self, row: int) -> int:
+        if row >= len(self.here):
+            reach(row, self.here, self.parents, self.extended, self.sizes, self.stored_ms)
+        return row
+
+
+class _Order:
+    """Rows by rank, the lowest first; of one rank in the order in which they were put.
+
+    Rows that are set aside have no turn until they are released, chosen ones until they are put back.
+    """
+
+    def __init__(self, rank_of: Callable[[int], int]) -> None:
+        self._rank_of = rank_of
+        self._lists = RowLists()
+        self._aside, self._chosen = self._lists.new_list(), self._lists.new_list()
+        self._ranks: dict[int, int] = {}  # lists by rank
+        self._lowest: list[int] = []
+
+    def first(self) -> int:
+        """Return the first row, `NO_ROW` if there is none."""
+        while self._lowest:
+            number = self._ranks[self._lowest[0]]
+            if row := self._lists.first(number):
+                return row
+            self._lists.end_list(number)
+            del self._ranks[heappop(self._lowest)]
+        return NO_ROW
+
+    def is_queued(self, row: int) -> bool:
+        """Whether a row is here, and neither set aside nor chosen."""
+        return self._lists.list_of(row) not in (0, self._aside, self._chosen)
+
+    def put(self, row: int, *, first: bool = False) -> None:
+        """Put a row behind all of its rank, or before them."""
+        rank = self._rank_of(row)
+        number = self._ranks.get(rank)
+        if number is None:
+            number = self._ranks[rank] = self._lists.new_list()
+            heappush(self._lowest, rank)
+        if first:
+            self._lists.put_first(number, row)
+        else:
+            self._lists.put_last(number, row)
+
+    def take(self, row: int) -> None:
+        """Take a row out, wherever it is."""
+        self._lists.take(row)
+
+    def set_aside(self, row: int) -> None:
+        self._lists.take(row)
+        self._lists.put_last(self._aside, row)
+
+    def release(self, row: int) -> None:
+        """Note that no chunk extends it now."""
+        if self._lists.list_of(row) == self._aside:
+            self._lists.take(row)
+            self.put(row, first=True)
+
+    def choose(self, row: int) -> None:
+        self._lists.take(row)
+        self._lists.put_last(self._chosen, row)
+
+    def put_back(self) -> None:
+        """Queue chosen rows that are still here again."""
+        while row := self._lists.first(self._chosen):
+            self._lists.take(row)
+            self.put(row)
 
 
 class NamespaceBook:
@@ -200,10 +213,8 @@ class NamespaceBook:
         """
         for chunk in chunks:
             for followed in self._of.get(chunk.namespace, ()):
-                if chunk.namespace in followed.unknown and chunk.key not in followed.about and is_here(chunk.key):
-                    followed.enter(chunk.key, chunk.parent, chunk.size, chunk.stored_ms)
-                    followed.by_age.next.put_first(chunk.key)
-                    followed.by_use.next.put_first(chunk.key)
+                if chunk.namespace in followed.unknown and chunk.key not in followed and is_here(chunk.key):
+                    followed.enter(chunk.key, chunk.parent, chunk.size, chunk.stored_ms, first=True)
 
     def walked(self, namespaces: Iterable[bytes]) -> None:
         """Note that the chunks of these namespaces have all been added."""
@@ -214,36 +225,32 @@ class NamespaceBook:
         """Chunks are here, parents before children."""
         for chunk in chunks:
             for followed in self._of.get(chunk.namespace, ()):
-                if chunk.key not in followed.about:
-                    followed.enter(chunk.key, chunk.record.parent, chunk.shape.slot_bytes, chunk.stored_ms)
-                    followed.by_age.next.put_last(chunk.key)
-                    followed.by_use.next.put_last(chunk.key)
+                if chunk.key not in followed:
+                    parent, size = chunk.record.parent, chunk.shape.slot_bytes
+                    followed.enter(chunk.key, parent, size, chunk.stored_ms, first=False)
 
     def used(self, chunk: Chunk) -> None:
         """Note a read: the chunk is last in the order of use."""
         for followed in self._of.get(chunk.namespace, ()):
-            if chunk.key in followed.by_use.next:
-                followed.by_use.next.put_last(chunk.key)
+            followed.used(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
         """Remove a chunk."""
         for followed in self._of.get(chunk.namespace, ()):
-            if chunk.key in followed.about:
+            if chunk.key in followed:
                 followed.leave(chunk.key)
 
     def put_back(self, group: Group) -> None:
         """Queue chosen chunks that are still here again: they are leased, or chunks on other nodes extend them."""
         followed = self._followed[group]
-        for order in (followed.by_age, followed.by_use):
-            for key in order.asked:
-                order.next.put_last(key)
-            order.asked = {}
+        followed.by_age.put_back()
+        followed.by_use.put_back()
 
     def expired(self, group: Group, cutoff_ms: int) -> list[bytes]:
         """Keys of some that were stored before `cutoff_ms` (Unix epoch), to the second, and that nothing extends."""
         followed = self._followed[group]
         return followed.first(
-            followed.by_age, lambda key, _: not followed.unknown and followed.about[key][2] < cutoff_ms
+            followed.by_age, lambda row, _: not followed.unknown and followed.stored_ms[row] < cutoff_ms
         )
 
     def excess(self, group: Group, quota_bytes: int) -> list[bytes]:

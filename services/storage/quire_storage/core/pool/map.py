@@ -1,8 +1,8 @@
 """The pool in memory: which slot of which drive holds which chunk, and an image of every drive's header region.
 
 Nothing here does I/O: methods change the image and say which header pages have to be written, in which order they
-become durable is the caller's matter (see `pool_format`). A chunk on disk alone costs an entry in one dictionary and
-its header in the image; a `Chunk` is made of them on demand.
+become durable is the caller's matter (see `pool_format`). A chunk on disk alone costs a row and its header in the
+image; a `Chunk` is made of them on demand.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from quire_storage.core.pool.format import (
     unpack_pool_header,
 )
 from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator
+from quire_storage.core.rows import KeyNumbers, KeyRows
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.uint64]
@@ -87,7 +88,7 @@ class PoolMap:
         ]
         for drive, salt in zip(self._drives, salts, strict=False):
             drive.salt = salt
-        self._where: dict[bytes, int] = {}
+        self._where = KeyNumbers()
         self._stripe_bytes = stripe_bytes
         self._turn = 0
         self._generation = 0
@@ -102,6 +103,11 @@ class PoolMap:
 
     def keys(self) -> Iterator[bytes]:
         return iter(self._where)
+
+    @property
+    def rows(self) -> KeyRows:
+        """Rows of the keys, for what else knows about chunks on drives."""
+        return self._where.rows
 
     def scan(self) -> Iterator[list[bytes]]:
         """Keys of chunks, some at a time, by the places of their headers.
@@ -202,7 +208,7 @@ class PoolMap:
             raw = pack_pool_header(item.header, slab, slot, generation, revision=revision, salt=drive.salt)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             if self._generation_at(self._where.get(chunk.key)) <= generation:
-                self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
+                self._where.put(chunk.key, place.drive << _DRIVE_SHIFT | place.header)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
@@ -214,7 +220,7 @@ class PoolMap:
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
             if self._where.get(chunk.key) == place.drive << _DRIVE_SHIFT | place.header:
-                del self._where[chunk.key]
+                self._where.remove(chunk.key)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
@@ -315,7 +321,7 @@ class PoolMap:
         keys = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
         entries = [placed for key in keys if (placed := self.get(key)) is not None]
         for key in keys:
-            del self._where[key]
+            self._where.remove(key)
         return entries
 
     # ---- recovery
@@ -399,21 +405,16 @@ class PoolMap:
         if not len(offsets):
             return []
         raw = np.ascontiguousarray(rows["key"]).tobytes()
-        keys = [raw[at : at + 32] for at in range(0, len(raw), 32)]
         where = (offsets | np.int64(index << _DRIVE_SHIFT)).tolist()
-        fresh = dict(zip(keys, where, strict=True))
-        if len(fresh) == len(keys) and self._where.keys().isdisjoint(fresh):
-            self._where.update(fresh)
-            return []
         older = []
-        for place, key in zip(where, keys, strict=True):
-            previous = self._where.setdefault(key, place)
-            if previous == place:
-                continue
-            newer = self._generation_at(place) > self._generation_at(previous)
-            older.append(previous if newer else place)
+        for place, at in zip(where, range(0, len(raw), KEY_BYTES), strict=True):
+            key = raw[at : at + KEY_BYTES]
+            previous = self._where.get(key)
+            newer = previous is None or self._generation_at(place) > self._generation_at(previous)
             if newer:
-                self._where[key] = place
+                self._where.put(key, place)
+            if previous is not None:
+                older.append(previous if newer else place)
         for place_ in older:
             drive, at = self._drives[place_ >> _DRIVE_SHIFT], place_ & ((1 << _DRIVE_SHIFT) - 1)
             row = pool_fields(drive.image[at:])
@@ -452,7 +453,7 @@ class PoolMap:
 
     def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
         """Return the offsets of the headers of a drive's chunks in its image."""
-        where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
+        where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.numbers() if at >> _DRIVE_SHIFT == index]
         return np.array(where, dtype=np.int64)
 
     def taken(self) -> set[tuple[int, int]]:

@@ -58,7 +58,7 @@ class Copies:
         self.leaving: Counter[bytes] = Counter()
         self.leaving_bytes = 0
         self.in_memory = LeafArc(arena.capacity_bytes, leaves_only=pool is None)
-        self.on_disk = LeafArc(pool.capacity_bytes if pool is not None else 0)
+        self.on_disk = LeafArc(pool.capacity_bytes, rows=pool.rows) if pool is not None else LeafArc(0)
         self.dirty: OrderedDict[bytes, None] = OrderedDict()
         self.withdrawing: Counter[bytes] = Counter()
         self.namespaces = NamespaceBook()

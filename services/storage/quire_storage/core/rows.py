@@ -1,0 +1,204 @@
+"""Facts about millions of chunks in columns: a chunk has a row, and each fact is an array with a value for each row.
+
+There is no object for each chunk, which memory and the garbage collector would have to bear, and nothing that has grown
+to millions of entries is ever rebuilt at once: keys are spread over small dictionaries, and arrays grow in place.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+_SHARDS: Final = 1024
+_BLOCK_SHIFT: Final = 12
+_BLOCK_ROWS: Final = 1 << _BLOCK_SHIFT
+NO_ROW: Final = 0
+"""No chunk has this row; where one is looked for, it stands for none."""
+
+
+class KeyRows:
+    """The row of each key. Keys are of one length, which the first one decides."""
+
+    def __init__(self) -> None:
+        self._shards: tuple[dict[bytes, int], ...] = tuple({} for _ in range(_SHARDS))
+        self._blocks: list[bytearray] = []  # keys by row
+        self._key_bytes = 0
+        self._uses = array("i", [0])
+        self._free = array("i")
+
+    def find(self, key: bytes) -> int:
+        """Return the row of a key, `NO_ROW` where it has none."""
+        return self._shards[hash(key) % _SHARDS].get(key, NO_ROW)
+
+    def use(self, key: bytes) -> int:
+        """Return the row of a key, which it keeps until every use has ended (`end_use`)."""
+        shard = self._shards[hash(key) % _SHARDS]
+        row = shard.get(key)
+        if row is None:
+            row = shard[key] = self._new_row(key)
+        self._uses[row] += 1
+        return row
+
+    def end_use(self, row: int) -> None:
+        """Let another key have the row, once nothing uses it."""
+        self._uses[row] -= 1
+        if not self._uses[row]:
+            key = self.key(row)
+            del self._shards[hash(key) % _SHARDS][key]
+            self._free.append(row)
+
+    def key(self, row: int) -> bytes:
+        """Return the key of a row."""
+        at = (row & (_BLOCK_ROWS - 1)) * self._key_bytes
+        return bytes(self._blocks[row >> _BLOCK_SHIFT][at : at + self._key_bytes])
+
+    def _new_row(self, key: bytes) -> int:
+        self._key_bytes = self._key_bytes or len(key)
+        assert len(key) == self._key_bytes, "keys are of one length"
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self._uses)
+            self._uses.append(0)
+            if len(self._blocks) <= row >> _BLOCK_SHIFT:
+                self._blocks.append(bytearray(_BLOCK_ROWS * self._key_bytes))
+        at = (row & (_BLOCK_ROWS - 1)) * self._key_bytes
+        self._blocks[row >> _BLOCK_SHIFT][at : at + self._key_bytes] = key
+        return row
+
+
+def reach(row: int, *columns: array[int]) -> None:
+    """Let columns have a value for a row; new ones are 0."""
+    for column in columns:
+        while len(column) <= row:
+            column.frombytes(bytes(column.itemsize * max(16, len(column) // 8)))
+
+
+class KeyNumbers:
+    """A number of each key, 0 or more."""
+
+    def __init__(self) -> None:
+        self.rows = KeyRows()
+        self._numbers = array("q", [0])  # and 1 each, 0 for none
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: bytes) -> bool:
+        row = self.rows.find(key)
+        return row < len(self._numbers) and self._numbers[row] != 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self.rows.key(row) for row in range(len(self._numbers)) if self._numbers[row])
+
+    def get(self, key: bytes) -> int | None:
+        row = self.rows.find(key)
+        return self._numbers[row] - 1 if row < len(self._numbers) and self._numbers[row] else None
+
+    def put(self, key: bytes, number: int) -> None:
+        row = self.rows.find(key)
+        if row >= len(self._numbers) or not self._numbers[row]:
+            row = self.rows.use(key)
+            reach(row, self._numbers)
+            self._count += 1
+        self._numbers[row] = number + 1
+
+    def remove(self, key: bytes) -> None:
+        """Remove the number of a key that has one."""
+        row = self.rows.find(key)
+        assert self._numbers[row], "it has a number"
+        self._numbers[row] = 0
+        self._count -= 1
+        self.rows.end_use(row)
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        return ((self.rows.key(row), number - 1) for row, number in enumerate(self._numbers) if number)
+
+    def numbers(self) -> Iterator[int]:
+        return (number - 1 for number in self._numbers if number)
+
+
+class RowLists:
+    """Ordered lists of rows. A row is in one of them at most, and leaves it from any place in one step."""
+
+    def __init__(self) -> None:
+        self._list, self._before, self._after = array("i"), array("i"), array("i")  # of each row
+        self._first, self._last, self._counts = array("i", [0]), array("i", [0]), array("i", [0])  # of each list
+        self._free: list[int] = []
+
+    def new_list(self) -> int:
+        """Return the number of a list that is empty, 1 or more."""
+        if self._free:
+            return self._free.pop()
+        for ends in (self._first, self._last, self._counts):
+            ends.append(0)
+        return len(self._counts) - 1
+
+    def end_list(self, number: int) -> None:
+        """Let a list that is empty be another's."""
+        assert not self._counts[number], "it is empty"
+        self._free.append(number)
+
+    def list_of(self, row: int) -> int:
+        """Return the list that a row is in, 0 for none."""
+        return self._list[row] if row < len(self._list) else 0
+
+    def count(self, number: int) -> int:
+        """Return how many rows are in a list."""
+        return self._counts[number]
+
+    def first(self, number: int) -> int:
+        """Return the first row of a list, `NO_ROW` of an empty one."""
+        return self._first[number]
+
+    def put_last(self, number: int, row: int) -> None:
+        """Put a row that is in no list behind all of a list."""
+        last = self._last[number]
+        self._enter(number, row, last, 0)
+        self._last[number] = row
+        if last:
+            self._after[last] = row
+        else:
+            self._first[number] = row
+
+    def put_first(self, number: int, row: int) -> None:
+        """Put a row that is in no list before all of a list."""
+        first = self._first[number]
+        self._enter(number, row, 0, first)
+        self._first[number] = row
+        if first:
+            self._before[first] = row
+        else:
+            self._last[number] = row
+
+    def take(self, row: int) -> int:
+        """Take a row out of its list; which that was, 0 for none."""
+        number = self.list_of(row)
+        if number:
+            before, after = self._before[row], self._after[row]
+            if before:
+                self._after[before] = after
+            else:
+                self._first[number] = after
+            if after:
+                self._before[after] = before
+            else:
+                self._last[number] = before
+            self._list[row] = 0
+            self._counts[number] -= 1
+        return number
+
+    def rows(self, number: int) -> Iterator[int]:
+        """Yield the rows of a list, which may change meanwhile behind the row that was yielded."""
+        row = self._first[number]
+        while row:
+            yield row
+            row = self._after[row]
+
+    def _enter(self, number: int, row: int, before: int, after: int) -> None:
+        if row >= len(self._list):
+            reach(row, self._list, self._before, self._after)
+        self._list[row], self._before[row], self._after[row] = number, before, after
+        self._counts[number] += 1
