@@ -103,13 +103,13 @@ def test_a_conversation_that_has_grown_goes_from_its_end() -> None:
 def test_an_order_that_does_not_know_what_is_extended_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: parents were asked for, refused, and asked for again, for ever."""
 
-    def first(self: _Followed, order: _Order, wanted: Callable[[int, int], bool]) -> list[bytes]:
+    def first(self: _Followed, order: _Order, wanted: Callable[[int, int], bool]) -> list[bytes] | None:
         chosen: list[bytes] = []
         for row in order._lists.rows(order._ranks[0]):
             if not wanted(row, SIZE * len(chosen)):
                 break
             chosen.append(self.rows.key(row))
-        return chosen
+        return chosen or None
 
     monkeypatch.setattr(_Followed, "first", first)
     with pytest.raises(AssertionError):
@@ -160,7 +160,7 @@ def test_namespaces_of_a_tenant_are_bounded_together() -> None:
     both = Group([ONE, TWO])
     scene.book.follow([both])
     assert scene.book.wanted == {TWO}
-    assert scene.book.excess(both, 0) == [], "not before all is known"
+    assert scene.book.excess(both, 0) is None, "not before all is known"
     scene.here[_key(2, 0)] = _chunk(2, 0, TWO)
     scene.book.add(
         [ChunkFacts(_key(2, 0), b"", TWO, SIZE, 0), ChunkFacts(_key(9, 0), b"", TWO, SIZE, 0)], scene.here.__contains__

@@ -60,9 +60,12 @@ class Housekeeping:
             group, share = state.namespaces, state.chunk_bytes_max // nodes
             await self._evict(group, partial(book.excess, group, share), "over the tenant's quota")
 
-    async def _evict(self, group: Group, choose: Callable[[], list[bytes]], why: str) -> None:
+    async def _evict(self, group: Group, choose: Callable[[], list[bytes] | None], why: str) -> None:
         requested, evicted, in_vain = 0, 0, 0
-        while in_vain < _IN_VAIN_MAX and (keys := choose()):
+        while in_vain < _IN_VAIN_MAX and (keys := choose()) is not None:
+            if not keys:
+                await asyncio.sleep(0)
+                continue
             went = await self._tiers.evict(keys)
             requested, evicted, in_vain = requested + len(keys), evicted + went, 0 if went else in_vain + 1
         self._tiers.residency.namespaces.put_back(group)
@@ -87,6 +90,6 @@ class Housekeeping:
             order = await asyncio.get_running_loop().run_in_executor(self._threads, np.argsort, ages)
             for first in range(0, len(order), _PART):  # the last stored first
                 chosen = np.asarray(places)[order[::-1][first : first + _PART]]
-                book.add(pool.found_at(chosen.tolist()), residency.__contains__)
+                book.add(pool.found_at(chosen), residency.__contains__)
                 await asyncio.sleep(0)
         book.walked(namespaces)

@@ -23,7 +23,7 @@ from quire_storage.core.rows import NO_ROW, KeyRows, RowLists, reach
 Group = frozenset[bytes]
 """Namespaces that a policy bounds together, each by the first 16 bytes of its digest."""
 _CHOSEN_MAX: Final = 64
-_LOOKS_MAX: Final = 4096
+_LOOKS_MAX: Final = 512  # at a time: about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,20 @@ class _Followed:
             self.by_use.take(row)
             self.by_use.put(row)
 
-    def first(self, order: _Order, is_wanted: Callable[[int, int], bool]) -> list[bytes]:
+    def first(self, order: _Order, is_wanted: Callable[[int, int], bool]) -> list[bytes] | None:
         """Take some keys from the front of `order`, children before parents; no other chunk here extends them.
 
-        They have no turn again until `put_back`. `is_wanted`: of a row, and bytes chosen before.
+        They have no turn again until `put_back`. An empty list: none was found so far; None: there is none.
+        `is_wanted`: of a row, and bytes chosen before.
         """
         chosen, size, going = list[int](), 0, Counter[int]()
         for _ in range(_LOOKS_MAX):
             row = order.first()
-            if row == NO_ROW or len(chosen) == _CHOSEN_MAX or not is_wanted(row, size):
+            if row == NO_ROW or not is_wanted(row, size):
+                if not chosen:
+                    return None
+                break
+            if len(chosen) == _CHOSEN_MAX:
                 break
             if self.extended[row] > going[row]:
                 order.set_aside(row)
@@ -246,15 +251,21 @@ class NamespaceBook:
         followed.by_age.put_back()
         followed.by_use.put_back()
 
-    def expired(self, group: Group, cutoff_ms: int) -> list[bytes]:
-        """Keys of some that were stored before `cutoff_ms` (Unix epoch), to the second, and that nothing extends."""
+    def expired(self, group: Group, cutoff_ms: int) -> list[bytes] | None:
+        """Return keys of some that were stored before `cutoff_ms` (Unix epoch) and that nothing extends; see `excess`.
+
+        To the second.
+        """
         followed = self._followed[group]
         return followed.first(
             followed.by_age, lambda row, _: not followed.unknown and followed.stored_ms[row] < cutoff_ms
         )
 
-    def excess(self, group: Group, quota_bytes: int) -> list[bytes]:
-        """Keys of some of the least recently used that nothing extends, as long as the total is over the quota."""
+    def excess(self, group: Group, quota_bytes: int) -> list[bytes] | None:
+        """Return keys of some of the least recently used that nothing extends, while the total is over the quota.
+
+        None where there are none; an empty list where others have to be looked at.
+        """
         followed = self._followed[group]
         return followed.first(
             followed.by_use, lambda _, chosen: not followed.unknown and followed.size - chosen > quota_bytes

@@ -39,6 +39,7 @@ from quire.model.chunk_object import CRC_FROM, HAS_PARENT, HEADER, HEADER_MAGIC,
 from quire.model.durability import Durability
 from quire.model.errors import LayoutInvalid
 from quire_storage.core.chunks import Chunk, Header
+from quire_storage.core.pool.slots import ALIGNMENT
 from quire_storage.errors import ForeignPool
 
 Bytes = npt.NDArray[np.uint8]
@@ -239,7 +240,8 @@ def pack_pool_header(
 def unpack_pool_header(raw: Bytes) -> Header:
     """The header at the start of `raw`, sound, as `pack_pool_header` makes it."""
     row = pool_fields(raw)
-    return _header_of(row, _checksums(raw, int(row["num_layers"])), stored_ms(row), int(row["index_generation"]))
+    stored = int(row["stored_ms_high"]) << 32 | int(row["stored_ms_low"])
+    return _header_of(row, _checksums(raw, int(row["num_layers"])), stored, int(row["index_generation"]))
 
 
 def pool_fields(raw: Bytes) -> np.void:
@@ -248,9 +250,29 @@ def pool_fields(raw: Bytes) -> np.void:
     return row
 
 
-def stored_ms(row: np.void) -> int:
-    """When the chunk of a pool header was stored, milliseconds since the Unix epoch."""
-    return int(row["stored_ms_high"]) << 32 | int(row["stored_ms_low"])
+def stored_ms(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """When the chunks of pool headers were stored, milliseconds since the Unix epoch."""
+    stored: npt.NDArray[np.int64] = rows["stored_ms_high"].astype(np.int64) << 32 | rows["stored_ms_low"]
+    return stored
+
+
+def slot_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Return the bytes that each chunk takes up, by its header."""
+    slices = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT
+    sizes: npt.NDArray[np.int64] = slices * rows["num_layers"]
+    return sizes
+
+
+def parents_of(rows: npt.NDArray[np.void]) -> list[bytes]:
+    """Return the parent of each chunk, by its header; empty for the first of a prefix."""
+    parented = (rows["flags"] & HAS_PARENT != 0).tolist()
+    return [parent if has_one else b"" for parent, has_one in zip(bytes_of(rows["parent"]), parented, strict=True)]
+
+
+def bytes_of(column: npt.NDArray[np.void]) -> list[bytes]:
+    """Return the bytes of each row."""
+    packed, size = column.tobytes(), column.dtype.itemsize
+    return [packed[at : at + size] for at in range(0, len(packed), size)]
 
 
 def upgrade(region: Bytes, salt: int) -> int:

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.chunk_object import HAS_PARENT
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull
 from quire.model.keys import KEY_BYTES
@@ -24,19 +23,23 @@ from quire_storage.core.namespaces import ChunkFacts
 from quire_storage.core.pool.format import (
     LEVELS,
     PAGE_BYTES,
+    POOL_HEADER,
     UNIT_BYTES,
     DriveGeometry,
     FoundHeaders,
+    bytes_of,
     find_headers,
     header_bytes,
     pack_pool_header,
+    parents_of,
     place_of,
     pool_fields,
     rows_at,
+    slot_bytes,
     stored_ms,
     unpack_pool_header,
 )
-from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator
+from quire_storage.core.pool.slots import Shape, SlotAllocator
 from quire_storage.core.rows import KeyNumbers, KeyRows
 
 Bytes = npt.NDArray[np.uint8]
@@ -280,14 +283,8 @@ class PoolMap:
         parts = [rows_at(drive.image, self._headers_of(index)) for index, drive in enumerate(self._drives)]
         rows = np.concatenate(parts)
         rows = rows[np.argsort(rows["generation"], kind="stable")]
-        sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
-        keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
-        flags, entries = rows["flags"], []
-        columns = (sizes.tolist(), (flags & HAS_PARENT != 0).tolist(), rows["durability"].tolist())
-        for at, (size, parented, level) in enumerate(zip(*columns, strict=True)):
-            parent = parents[32 * at : 32 * at + 32] if parented else b""
-            entries.append((keys[32 * at : 32 * at + 32], parent, size, LEVELS[level]))
-        return entries
+        levels = [LEVELS[level] for level in rows["durability"].tolist()]
+        return list(zip(bytes_of(rows["key"]), parents_of(rows), slot_bytes(rows).tolist(), levels, strict=True))
 
     def places_of(self, namespaces: Iterable[bytes]) -> Iterator[tuple[Numbers, Numbers]]:
         """Ages and places of headers that may be of these namespaces, in steps."""
@@ -302,18 +299,22 @@ class PoolMap:
                 yield ages, ((at + first) * UNIT_BYTES).astype(np.uint64) | np.uint64(index << _DRIVE_SHIFT)
                 first += _SCANNED_UNITS
 
-    def found_at(self, places: Sequence[int]) -> list[ChunkFacts]:
-        """Chunks whose headers are at these places now."""
-        entries = []
-        for place in places:
-            at = place & ((1 << _DRIVE_SHIFT) - 1)
-            row = pool_fields(self._drives[place >> _DRIVE_SHIFT].image[at:])
-            key = row["key"].tobytes()
-            if self._where.get(key) == place:
-                size = -(-int(row["slice_bytes"]) // ALIGNMENT) * ALIGNMENT * int(row["num_layers"])
-                parent = row["parent"].tobytes() if row["flags"] & HAS_PARENT else b""
-                entries.append(ChunkFacts(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
-        return entries
+    def found_at(self, places: Numbers) -> list[ChunkFacts]:
+        """Chunks whose headers are at these places now, in their order."""
+        drives, offsets = places >> np.uint64(_DRIVE_SHIFT), places & np.uint64((1 << _DRIVE_SHIFT) - 1)
+        rows = np.empty(len(places), dtype=POOL_HEADER)
+        for index in np.unique(drives).tolist():
+            on_it = drives == index
+            rows[on_it] = rows_at(self._drives[index].image, offsets[on_it].astype(np.int64))
+        facts = map(
+            ChunkFacts,
+            bytes_of(rows["key"]),
+            parents_of(rows),
+            bytes_of(rows["namespace"]),
+            slot_bytes(rows).tolist(),
+            stored_ms(rows).tolist(),
+        )
+        return [fact for fact, place in zip(facts, places.tolist(), strict=True) if self._where.get(fact.key) == place]
 
     def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
