@@ -14,7 +14,7 @@ from quire.model.fingerprints import fingerprint, fingerprints
 from quire.model.index import Held
 from quire.model.keys import KEY_BYTES
 
-_PAGE: Final = 1024
+_PAGE: Final = 256
 Keys = npt.NDArray[np.uint8]
 Prints = npt.NDArray[np.uint64]
 

@@ -98,10 +98,12 @@ class KeyNumbers:
         return self._numbers[row] - 1 if row < len(self._numbers) and self._numbers[row] else None
 
     def put(self, key: bytes, number: int) -> None:
-        row = self.rows.find(key)
-        if row >= len(self._numbers) or not self._numbers[row]:
-            row = self.rows.use(key)
+        row = self.rows.use(key)
+        if row >= len(self._numbers):
             reach(row, self._numbers)
+        if self._numbers[row]:
+            self.rows.end_use(row)  # it has one use for its number
+        else:
             self._count += 1
         self._numbers[row] = number + 1
 
@@ -112,12 +114,6 @@ class KeyNumbers:
         self._numbers[row] = 0
         self._count -= 1
         self.rows.end_use(row)
-
-    def items(self) -> Iterator[tuple[bytes, int]]:
-        return ((self.rows.key(row), number - 1) for row, number in enumerate(self._numbers) if number)
-
-    def numbers(self) -> Iterator[int]:
-        return (number - 1 for number in self._numbers if number)
 
 
 class RowLists:

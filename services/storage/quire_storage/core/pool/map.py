@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from quire.model.errors import PoolFull
 from quire.model.keys import KEY_BYTES
 from quire_storage.core.chunks import DiskPlace, Placed
 from quire_storage.core.namespaces import ChunkFacts
+from quire_storage.core.pool.drive import MappedDrive
 from quire_storage.core.pool.format import (
     LEVELS,
     PAGE_BYTES,
@@ -53,27 +53,6 @@ Pages = dict[int, list[int]]
 """By drive: header pages to write."""
 
 
-@dataclass(slots=True)
-class _Drive:
-    """A drive: its slots, and which header page serves which slots of which slab."""
-
-    geometry: DriveGeometry
-    image: Bytes
-    slots: SlotAllocator
-    free_pages: list[int]
-    pages: dict[int, dict[int, int]] = field(default_factory=dict)  # slab → place in the slab → page
-    pages_used: int = 0
-    salt: int = 0
-    failed: bool = False
-    index_generations: npt.NDArray[np.uint64] = field(init=False)
-    in_object: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        headers = self.geometry.header_pages * PAGE_BYTES // UNIT_BYTES
-        self.index_generations = np.zeros(headers, dtype=np.uint64)
-        self.in_object = np.zeros(headers, dtype=np.bool_)
-
-
 class PoolMap:
     """`images`: for each drive memory of `geometry.header_pages` pages, all zero. `salts`: of each drive's pool."""
 
@@ -81,7 +60,7 @@ class PoolMap:
         self, geometries: Sequence[DriveGeometry], images: Sequence[Bytes], stripe_bytes: int, salts: Sequence[int] = ()
     ) -> None:
         self._drives = [
-            _Drive(
+            MappedDrive(
                 geometry,
                 image,
                 SlotAllocator(geometry.slab_count * geometry.slab_bytes, geometry.slab_bytes),
@@ -117,13 +96,10 @@ class PoolMap:
 
         Chunks may be added and removed in between: one that stays where it is all the while is named once.
         """
-        for index, drive in enumerate(self._drives):
-            units, first = drive.image.reshape(-1, UNIT_BYTES), 0
+        for drive in self._drives:
+            first = 0
             while first < drive.pages_used * (PAGE_BYTES // UNIT_BYTES):
-                packed = units[first : first + _SCANNED_UNITS, _KEY_AT : _KEY_AT + KEY_BYTES].tobytes()
-                where = range(index << _DRIVE_SHIFT | first * UNIT_BYTES, 1 << 63, UNIT_BYTES)
-                named = (packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
-                yield [key for key, place in zip(named, where, strict=False) if self._where.get(key) == place]
+                yield drive.keys(first, first + _SCANNED_UNITS)
                 first += _SCANNED_UNITS
 
     @property
@@ -211,7 +187,7 @@ class PoolMap:
             raw = pack_pool_header(item.header, slab, slot, generation, revision=revision, salt=drive.salt)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             if self._generation_at(self._where.get(chunk.key)) <= generation:
-                self._where.put(chunk.key, place.drive << _DRIVE_SHIFT | place.header)
+                self._point(chunk.key, place.drive << _DRIVE_SHIFT | place.header)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
@@ -223,6 +199,7 @@ class PoolMap:
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
             if self._where.get(chunk.key) == place.drive << _DRIVE_SHIFT | place.header:
+                self._mark(place.drive << _DRIVE_SHIFT | place.header, current=False)
                 self._where.remove(chunk.key)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
@@ -302,27 +279,33 @@ class PoolMap:
     def found_at(self, places: Numbers) -> list[ChunkFacts]:
         """Chunks whose headers are at these places now, in their order."""
         drives, offsets = places >> np.uint64(_DRIVE_SHIFT), places & np.uint64((1 << _DRIVE_SHIFT) - 1)
-        rows = np.empty(len(places), dtype=POOL_HEADER)
+        rows, current = np.empty(len(places), dtype=POOL_HEADER), np.empty(len(places), dtype=np.bool_)
         for index in np.unique(drives).tolist():
             on_it = drives == index
-            rows[on_it] = rows_at(self._drives[index].image, offsets[on_it].astype(np.int64))
-        facts = map(
-            ChunkFacts,
-            bytes_of(rows["key"]),
-            parents_of(rows),
-            bytes_of(rows["namespace"]),
-            slot_bytes(rows).tolist(),
-            stored_ms(rows).tolist(),
+            at = offsets[on_it].astype(np.int64)
+            rows[on_it] = rows_at(self._drives[index].image, at)
+            current[on_it] = self._drives[index].current[at // UNIT_BYTES]
+        rows = rows[current]
+        return list(
+            map(
+                ChunkFacts,
+                bytes_of(rows["key"]),
+                parents_of(rows),
+                bytes_of(rows["namespace"]),
+                slot_bytes(rows).tolist(),
+                stored_ms(rows).tolist(),
+            )
         )
-        return [fact for fact, place in zip(facts, places.tolist(), strict=True) if self._where.get(fact.key) == place]
 
     def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
-        self._drives[drive].failed = True
-        keys = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
+        lost = self._drives[drive]
+        lost.failed = True
+        keys = lost.keys(0, len(lost.current))
         entries = [placed for key in keys if (placed := self.get(key)) is not None]
         for key in keys:
             self._where.remove(key)
+        lost.current[:] = False
         return entries
 
     # ---- recovery
@@ -356,7 +339,7 @@ class PoolMap:
         drive.free_pages = [page for page in range(drive.geometry.header_pages) if page not in in_use]
         return pages
 
-    def _adopt(self, drive: _Drive, headers: FoundHeaders) -> npt.NDArray[np.bool_]:
+    def _adopt(self, drive: MappedDrive, headers: FoundHeaders) -> npt.NDArray[np.bool_]:
         """Take slots and header pages; a mark for each header that fits both."""
         rows, marks = headers.rows, np.zeros(len(headers.offsets), dtype=bool)
         if not len(rows):
@@ -382,7 +365,7 @@ class PoolMap:
 
     def _adopt_slab(
         self,
-        drive: _Drive,
+        drive: MappedDrive,
         slab: int,
         shape: Shape,
         group: npt.NDArray[np.int64],
@@ -407,6 +390,7 @@ class PoolMap:
             return []
         raw = np.ascontiguousarray(rows["key"]).tobytes()
         where = (offsets | np.int64(index << _DRIVE_SHIFT)).tolist()
+        self._drives[index].current[offsets // UNIT_BYTES] = True
         older = []
         for place, at in zip(where, range(0, len(raw), KEY_BYTES), strict=True):
             key = raw[at : at + KEY_BYTES]
@@ -416,6 +400,7 @@ class PoolMap:
                 self._where.put(key, place)
             if previous is not None:
                 older.append(previous if newer else place)
+                self._mark(older[-1], current=False)
         for place_ in older:
             drive, at = self._drives[place_ >> _DRIVE_SHIFT], place_ & ((1 << _DRIVE_SHIFT) - 1)
             row = pool_fields(drive.image[at:])
@@ -424,6 +409,17 @@ class PoolMap:
         return older
 
     # ----
+
+    def _point(self, key: bytes, where: int) -> None:
+        """Let the header there be a key's newest."""
+        previous = self._where.get(key)
+        if previous is not None:
+            self._mark(previous, current=False)
+        self._where.put(key, where)
+        self._mark(where, current=True)
+
+    def _mark(self, where: int, *, current: bool) -> None:
+        self._drives[where >> _DRIVE_SHIFT].current[(where & ((1 << _DRIVE_SHIFT) - 1)) // UNIT_BYTES] = current
 
     def _generation_of(self, key: bytes, place: DiskPlace) -> int:
         """Return the generation of a header, in the order in which places were allocated.
@@ -454,8 +450,7 @@ class PoolMap:
 
     def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
         """Return the offsets of the headers of a drive's chunks in its image."""
-        where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.numbers() if at >> _DRIVE_SHIFT == index]
-        return np.array(where, dtype=np.int64)
+        return np.flatnonzero(self._drives[index].current) * UNIT_BYTES
 
     def taken(self) -> set[tuple[int, int]]:
         """Return, for tests, (drive, offset) of every slot in use on a drive that works."""
@@ -471,7 +466,7 @@ class PoolMap:
         """Whether any drive is left."""
         return not all(drive.failed for drive in self._drives)
 
-    def _free(self, drive: _Drive, offsets: Sequence[int]) -> None:
+    def _free(self, drive: MappedDrive, offsets: Sequence[int]) -> None:
         for slab in drive.slots.free(offsets):
             for page in drive.pages.pop(slab, {}).values():
                 heapq.heappush(drive.free_pages, page)
