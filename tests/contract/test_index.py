@@ -20,6 +20,7 @@ from quire.testing.contracts import IndexCallsContract, IndexContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
+from quire_server.redis.prefix_index import index as index_module
 from quire_server.redis.prefix_index.bucket_scripts import _MASTER_SHIFT
 
 
@@ -86,6 +87,20 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
     monkeypatch.setattr(index, "_run", counted)
     await calls[operation]()
     assert len(asked) == 4, "of 64 buckets at most, so that no other request waits for long"
+
+
+@pytest.mark.parametrize("fault", [False, True])
+async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: bool
+) -> None:
+    """In one call; not, however, if both buckets were changed at once."""
+    if fault:
+        monkeypatch.setattr(index_module, "_unrelated", lambda groups: [groups])
+    index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)
+    chunks = records(keys, 0, len(keys))
+    await index.register("a", chunks, 0)
+    removed = (await index.evict(chunks[::-1], 0, 0)).removed
+    assert (len(removed) == len(keys)) is not fault
 
 
 async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

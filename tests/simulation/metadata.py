@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.simulation.loop import SimulatedLoop
 from quire_server.redis import PrefixIndex
-from quire_server.redis.prefix_index.slots import LINKS, PAGES, tagged
+from quire_server.redis.prefix_index.slots import LINKS, PAGES, bucket_keys, tagged
 from quire_server.redis.scripts import names, part, script
 from quire_tools.local.embedded_redis import redis_command
 
@@ -152,7 +152,8 @@ def close_server() -> None:
 class Metadata:
     """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `executes`: commands still run.
 
-    `executed` is called with the name of each script of the index, its arguments and its answer when it has run.
+    `executed` is called with the name of each script of the index, its arguments and its answer when it has run; once
+    for each bucket that it has changed.
     """
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -166,6 +167,7 @@ class Metadata:
         self.server = _servers[os.getpid()].client
         self.server.flushall()
         self.scripts: dict[str, str] = {}
+        self._changing: set[str] = set()
         self.subscribers: list[asyncio.Event] = []
         self._names = {script(f"index_{name}"): name for name in names("index")}
         pages = part("index_pages")
@@ -198,6 +200,8 @@ class Metadata:
         """Load a script; its name for `EVALSHA`."""
         sha = str(self.server.script_load(_ON_VIRTUAL_TIME + text))
         self.scripts[sha] = self._names.get(text, "PUBLISH" if "PUBLISH" in text else "")
+        if part("index_each") in text:
+            self._changing.add(sha)
         return sha
 
     def run(self, sha: str, count: int, *arguments: Any) -> Any:
@@ -207,8 +211,21 @@ class Metadata:
         if name == "PUBLISH":
             self._publish()
         elif name:
-            self.executed(name, list(arguments[count:]), answer)
+            for own, each in self._by_bucket(sha, count, arguments[count:], answer):
+                self.executed(name, own, each)
         return answer
+
+    def _by_bucket(
+        self, sha: str, count: int, arguments: Sequence[Any], answer: Any
+    ) -> Iterator[tuple[list[Any], Any]]:
+        """Yield what a script was told, and answered, of each bucket that it changes; of another script all at once."""
+        if sha not in self._changing:
+            yield list(arguments), answer
+            return
+        common, own = list(arguments[1 : 1 + arguments[0]]), arguments[1 + arguments[0] :]
+        size = len(own) * len(bucket_keys(bytes(PRINT_BYTES))) // count
+        for at, each in enumerate(answer):
+            yield [*common, *own[at * size : (at + 1) * size]], each
 
     def _publish(self) -> None:
         if self.server.delete(_PUBLISHED):

@@ -27,20 +27,20 @@ def listen(day: Day) -> None:
         match name:
             case "register":
                 if arguments[0] == OBJECT_TIER:  # a rebuilding lists what it finds, evicted or not
-                    for key in keys_of(arguments[1], 2 * PRINT_BYTES):
+                    for key in keys_of(arguments[4], 2 * PRINT_BYTES):
                         day.history.evicted.pop(key, None)
-                for at, key in enumerate(keys_of(arguments[1], 2 * PRINT_BYTES)):
+                for at, key in enumerate(keys_of(arguments[4], 2 * PRINT_BYTES)):
                     mark = answer[9 * at : 9 * at + 9]
                     if mark[:1] != b"0":
                         day.tell(f"index: {arguments[0]} registers: {mark[1:].hex()}", [key])
             case "unregister":
-                for mark, key in zip(answer[0], keys_of(arguments[1]), strict=True):
+                for mark, key in zip(answer[0], keys_of(arguments[4]), strict=True):
                     day.tell(f"index: {arguments[0]} withdraws: {mark == ord('1')}", [key])
             case "add_objects":
                 for mark, key in zip(answer, keys_of(arguments[0]), strict=True):
                     day.tell(f"index: object {chr(mark)}", [key])
             case "evict":
-                packed, answers = arguments[3], answer[1 + answer[0] :]
+                packed, answers = arguments[5], answer[1 + answer[0] :]
                 keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
                 outcomes = list(zip(keys, answers, strict=True))
                 unlisted = [key for key, outcome in outcomes if outcome != b"kept"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from quire.model.fingerprints import PRINT_BYTES
@@ -51,15 +52,13 @@ def objects_key(bucket: bytes) -> bytes:
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Return the keys of the scripts that change a bucket."""
-    first, pins, objects, listings, drops, links, due = _BUCKET_KEYS[bucket[0]]
+    first, pins, objects, listings, drops, links, due = _bucket_keys(tag_of(bucket))
     return [first + bucket, pins + bucket, objects + bucket, listings, drops, links + bucket, due]
 
 
-_BUCKET_KEYS: Final = [
-    tuple(tagged(kind, TAGS[byte % len(TAGS)]) for kind in (b"x", b"p", b"o", b"l", b"d", b"c", b"due"))
-    for byte in range(256)
-]
-"""Of `bucket_keys`, by the bucket's first byte."""
+@functools.cache
+def _bucket_keys(tag: bytes) -> tuple[bytes, ...]:
+    return tuple(tagged(kind, tag) for kind in (b"x", b"p", b"o", b"l", b"d", b"c", b"due"))
 
 
 def stores_key(bucket: bytes) -> bytes:
