@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.eviction import LeafArc
+from quire_storage.core.rows import KeyNumbers
 from tests.simulation.exhaustive.cluster import Cluster
 from tests.simulation.exhaustive.model import NAMED, Step, short
 
@@ -42,6 +44,10 @@ class _Canon:
             return value.name
         if kind is Chunk:
             return value.key, int(value.checksums[0])
+        if kind is LeafArc:
+            return self.order(value)
+        if kind is KeyNumbers:
+            return tuple((key, self.of(value.get(key))) for key in sorted(value))
         if kind is np.ndarray:
             return value.tobytes()
         if kind is bytearray:
@@ -51,6 +57,14 @@ class _Canon:
         if isinstance(value, BaseException):
             return kind.__name__
         return self.object(value, kind)
+
+    def order(self, order: LeafArc) -> Any:
+        """An order of eviction by its keys: which rows they have does not matter."""
+        lists = [*order._orders, order._aside, *order._gone]
+        return *(tuple(self.row(order, row) for row in order._lists.rows(each)) for each in lists), order._target_bytes
+
+    def row(self, order: LeafArc, row: int) -> tuple[bytes, int]:
+        return order._rows.key(row), order._often[row]
 
     def object(self, value: Any, kind: type) -> Any:
         seen = self.seen.get(id(value))

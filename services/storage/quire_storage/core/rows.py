@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-_SHARDS: Final = 1024
 _BLOCK_SHIFT: Final = 12
 _BLOCK_ROWS: Final = 1 << _BLOCK_SHIFT
 NO_ROW: Final = 0
@@ -21,7 +20,7 @@ class KeyRows:
     """The row of each key. Keys are of one length, which the first one decides."""
 
     def __init__(self) -> None:
-        self._shards: tuple[dict[bytes, int], ...] = tuple({} for _ in range(_SHARDS))
+        self._shards: dict[int, dict[bytes, int]] = {}
         self._blocks: list[bytearray] = []  # keys by row
         self._key_bytes = 0
         self._uses = array("i", [0])
@@ -29,11 +28,15 @@ class KeyRows:
 
     def find(self, key: bytes) -> int:
         """Return the row of a key, `NO_ROW` where it has none."""
-        return self._shards[hash(key) % _SHARDS].get(key, NO_ROW)
+        shard = self._shards.get(_shard_of(key))
+        return shard.get(key, NO_ROW) if shard is not None else NO_ROW
 
     def use(self, key: bytes) -> int:
         """Return the row of a key, which it keeps until every use has ended (`end_use`)."""
-        shard = self._shards[hash(key) % _SHARDS]
+        number = _shard_of(key)
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = {}
         row = shard.get(key)
         if row is None:
             row = shard[key] = self._new_row(key)
@@ -45,7 +48,7 @@ class KeyRows:
         self._uses[row] -= 1
         if not self._uses[row]:
             key = self.key(row)
-            del self._shards[hash(key) % _SHARDS][key]
+            del self._shards[_shard_of(key)][key]
             self._free.append(row)
 
     def key(self, row: int) -> bytes:
@@ -62,10 +65,15 @@ class KeyRows:
             row = len(self._uses)
             self._uses.append(0)
             if len(self._blocks) <= row >> _BLOCK_SHIFT:
-                self._blocks.append(bytearray(_BLOCK_ROWS * self._key_bytes))
+                self._blocks.append(bytearray((row & (_BLOCK_ROWS - 1)) * self._key_bytes))
         at = (row & (_BLOCK_ROWS - 1)) * self._key_bytes
         self._blocks[row >> _BLOCK_SHIFT][at : at + self._key_bytes] = key
         return row
+
+
+def _shard_of(key: bytes) -> int:
+    """Return which of 1,024 dictionaries has a key: ten bits of what is a hash."""
+    return key[-1] << 2 | key[-2] & 3
 
 
 def reach(row: int, *columns: array[int]) -> None:
