@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from quire.model.errors import ConfigInvalid, InternalError, InvalidRequest
+from quire.transport import OFF
 from quire_bench.peers.stores import (
     Bytes,
     MooncakeStore,
@@ -37,7 +38,7 @@ from quire_tools.report import Report, Row, median
 _LAYERS: Final = 16
 _WARM_ROUNDS: Final = 1
 _FORMS: Final = ("whole", "by layers")
-_SETTINGS: Final = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
+_SETTINGS: Final = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": "", "QUIRE_SHARED_MEMORY": OFF}
 
 
 def _count(size: int) -> int:
