@@ -50,8 +50,7 @@ class _Scene:
         self.book.entered(chunks)
 
     def use(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in reversed(chunks):
-            self.book.used(chunk)
+        self.book.used(reversed(chunks))
 
     async def evict(self, keys: Sequence[bytes]) -> int:
         gone = 0

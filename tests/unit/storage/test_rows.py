@@ -69,7 +69,7 @@ def test_numbers_are_those_that_were_put(steps: list[tuple[str, int, int]]) -> N
         assert all((_key(name) in numbers) == (_key(name) in model) for name in range(31))
 
 
-_MOVES = st.tuples(st.sampled_from(["first", "last", "take"]), st.integers(1, 40), st.integers(1, 3))
+_MOVES = st.tuples(st.sampled_from(["first", "last", "take", "move"]), st.integers(1, 40), st.integers(1, 3))
 
 
 @given(st.lists(_MOVES, max_size=200))
@@ -79,6 +79,16 @@ def test_lists_keep_their_order(steps: list[tuple[str, int, int]]) -> None:
     for what, row, number in steps:
         before = next((each for each, rows in model.items() if row in rows), 0)
         assert lists.list_of(row) == before
+        if what == "move" and before:
+            moved = [row, *model[number][:2], row]
+            lists.move_last(number, moved)
+            for each in moved:
+                for rows in model.values():
+                    if each in rows:
+                        rows.remove(each)
+                model[number].append(each)
+            assert [list(lists.rows(each)) for each in model] == list(model.values())
+            continue
         assert lists.take(row) == before
         if before:
             model[before].remove(row)

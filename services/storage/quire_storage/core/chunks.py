@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.model.durability import Durability
 from quire.model.index import ChunkRecord
-from quire_storage.core.pool.slots import Shape
+from quire_storage.core.pool.slots import Shape, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Chunk:
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.num_layers, self.slice_bytes)
+        return shape_of(self.num_layers, self.slice_bytes)
 
     @property
     def bytes(self) -> int:

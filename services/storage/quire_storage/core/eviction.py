@@ -11,7 +11,7 @@ whole prefixes, and the cluster's index prefix-closed. An unused prefix unwinds 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -116,14 +116,17 @@ class LeafArc:
         self._bytes[often] += size
 
     def touch(self, key: bytes) -> None:
-        row = self._row(key)
-        if row:
-            self._lists.take(row)
+        self.touch_each([key])
+
+    def touch_each(self, keys: Iterable[bytes]) -> None:
+        """Touch chunks, one after the other; those that are not in are ignored."""
+        rows = [row for row in map(self._row, keys) if row]
+        for row in rows:
             if not self._often[row]:
                 self._bytes[0] -= self._sizes[row]
                 self._bytes[1] += self._sizes[row]
                 self._often[row] = True
-            self._lists.put_last(self._orders[1], row)
+        self._lists.move_last(self._orders[1], rows)
 
     def release(self, key: bytes) -> None:
         self._release(self._rows.find(key))

@@ -228,16 +228,18 @@ class NamespaceBook:
 
     def entered(self, chunks: Sequence[Chunk]) -> None:
         """Chunks are here, parents before children."""
-        for chunk in chunks:
+        for chunk in chunks if self._of else ():
             for followed in self._of.get(chunk.namespace, ()):
                 if chunk.key not in followed:
                     parent, size = chunk.record.parent, chunk.shape.slot_bytes
                     followed.enter(chunk.key, parent, size, chunk.stored_ms, first=False)
 
-    def used(self, chunk: Chunk) -> None:
-        """Note a read: the chunk is last in the order of use."""
-        for followed in self._of.get(chunk.namespace, ()):
-            followed.used(chunk.key)
+    def used(self, chunks: Iterable[Chunk]) -> None:
+        """Note reads, one after the other: each chunk is last in the order of use then."""
+        if self._of:
+            for chunk in chunks:
+                for followed in self._of.get(chunk.namespace, ()):
+                    followed.used(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
         """Remove a chunk."""

@@ -7,7 +7,7 @@ to millions of entries is ever rebuilt at once: keys are spread over small dicti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 _BLOCK_SHIFT: Final = 12
@@ -176,6 +176,32 @@ class RowLists:
             self._before[first] = row
         else:
             self._last[number] = row
+
+    def move_last(self, number: int, rows: Iterable[int]) -> None:
+        """Put rows behind all of a list, one after the other, from wherever they are."""
+        of, before, after, last = self._list, self._before, self._after, self._last[number]
+        for row in rows:
+            if row == last:
+                continue
+            was, above, below = of[row], before[row], after[row]
+            if was:
+                self._counts[was] -= 1
+                if above:
+                    after[above] = below
+                else:
+                    self._first[was] = below
+                if below:
+                    before[below] = above
+                else:
+                    self._last[was] = above
+            of[row], before[row], after[row] = number, last, 0
+            if last:
+                after[last] = row
+            else:
+                self._first[number] = row
+            self._counts[number] += 1
+            last = row
+        self._last[number] = last
 
     def take(self, row: int) -> int:
         """Take a row out of its list; which that was, 0 for none."""

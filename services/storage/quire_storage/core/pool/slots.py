@@ -9,6 +9,7 @@ free list. A slab returns to all shapes when its last slot is free.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class Shape:
     def slot_bytes(self) -> int:
         """Bytes that a chunk takes up."""
         return self.num_layers * self.slice_room
+
+
+@functools.lru_cache(maxsize=256)
+def shape_of(num_layers: int, slice_bytes: int) -> Shape:
+    """Return a shape, the same object as before."""
+    return Shape(num_layers, slice_bytes)
 
 
 @dataclass(slots=True)

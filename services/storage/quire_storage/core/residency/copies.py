@@ -166,10 +166,11 @@ class Copies:
 
     def touch(self, entries: Sequence[Entry]) -> None:
         """Count copies as used now."""
-        for entry in reversed(entries):
-            self.in_memory.touch(entry.key)
-            self.on_disk.touch(entry.key)
-            self.namespaces.used(entry.chunk)
+        keys = [entry.key for entry in reversed(entries)]
+        self.in_memory.touch_each(keys)
+        if self.pool is not None:
+            self.on_disk.touch_each(keys)
+        self.namespaces.used(entry.chunk for entry in reversed(entries))
 
     def is_kept_in_memory(self, key: bytes) -> bool:
         """Return whether something needs the slot of a copy in memory."""
