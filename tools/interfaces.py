@@ -7,21 +7,19 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, Final
 
 import quire.client
 from quire_gateway.core.s3_errors import STATUS
+from quire_gateway.core.s3_operations import COPIES, OF_ANY_REQUEST, ONLY, OPERATIONS
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.http.latent_puts import OF_A_PUT
 from quire_gateway.s3 import frontend as s3_frontend
-from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.frontend import S3Frontend
-from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import RdmaRequests
 
-_OWNERS: Final = {"buckets": BucketRequests, "objects": ObjectRequests, "rdma": RdmaRequests}
 _PATHS: Final = {"service": "/", "bucket": "/BUCKET", "object": "/BUCKET/KEY"}
 _VALUES: Final = {
     "quire.model.hashing": ("Namespace", "block_keys"),
@@ -53,11 +51,15 @@ _S3: Final = """\
 # S3
 
 What the S3 frontend answers, at `QUIRE_GATEWAY_S3_LISTEN` and `QUIRE_GATEWAY_S3_TLS_LISTEN`. Everything else is
-answered with `NotImplemented` (501). [S3](../guides/s3.md) shows how it is used.
+answered with `NotImplemented` (501), other parameters and other `x-amz-` headers of these requests too: nothing that
+could change what a request means is ignored. [S3](../guides/s3.md) shows how it is used.
 
-| request | operation |
-| --- | --- |
+| request | operation | parameters | `x-amz-` headers |
+| --- | --- | --- | --- |
 {operations}
+
+Any request may have `x-id` and, as headers or in a signed URL, {anywhere}. A header that ends with a hyphen here stands
+for all that begin so. Of these only one value is taken: {only}.
 
 With a header, bytes go by UCX to and from the client's memory:
 
@@ -96,18 +98,26 @@ def http() -> str:
 
 def s3() -> str:
     plain, by_rdma = [], []
+    handlers: dict[str, Any] = {**s3_frontend.OF_BUCKETS, **s3_frontend.OF_OBJECTS}
+    for operation in (*OPERATIONS, *COPIES):
+        request = f"{operation.method} {_PATHS[operation.level]}"
+        request += f"?{operation.subresource}" if operation.subresource else ""
+        request += "` with `x-amz-copy-source" if operation in COPIES else ""
+        taken = _names(operation.parameters), _names(name.removeprefix("x-amz-") for name in operation.headers)
+        plain.append(f"| `{request}` | {_said(handlers[operation.name])} | {taken[0]} | {taken[1]} |")
     for row in _tuples(S3Frontend.__init__):
-        level, method, condition, operation = row.elts
-        if not (isinstance(operation, ast.Attribute) and isinstance(operation.value, ast.Name)):
-            continue
-        owner = _OWNERS[operation.value.id]
-        request, said = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(owner, operation.attr))
-        if owner is RdmaRequests:
+        level, method, condition, handler = row.elts
+        if isinstance(handler, ast.Attribute):
+            request, said = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(RdmaRequests, handler.attr))
             by_rdma.append(f"| `{request}` | `{_constant(condition)}` | {said} |")
-        else:
-            plain.append(f"| `{request}{'?' + _text(condition) if _text(condition) else ''}` | {said} |")
     codes = ", ".join(f"`{code}` ({status})" for code, status in STATUS.items())
-    return _S3.format(operations="\n".join(plain), by_rdma="\n".join(by_rdma), codes=codes)
+    only = ", ".join(f"`{name}: {next(iter(values))}`" for name, values in ONLY.items())
+    operations, transfers = "\n".join(plain), "\n".join(by_rdma)
+    return _S3.format(operations=operations, by_rdma=transfers, codes=codes, anywhere=_names(OF_ANY_REQUEST), only=only)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def python() -> str:

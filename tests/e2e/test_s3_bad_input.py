@@ -6,14 +6,17 @@ import asyncio
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import botocore.session
 import pytest
 from yarl import URL
 
+from quire_gateway.core.s3_operations import COPIES, OPERATIONS
 from quire_server.redis import AccessKeys, S3Buckets, connect
 from quire_server.redis.keys.access import AccessGrant, AccessLevel
 from quire_tools.local import LocalCluster
@@ -167,6 +170,77 @@ async def test_nonsense(scene: Scene, method: str, path: str, headers: dict[str,
     assert _code(raw) == code, raw
     assert status < 500 or status == 501
     assert f"<RequestId>{answered['x-amz-request-id']}".encode() in raw
+
+
+def _not_here() -> Iterator[tuple[str, str]]:
+    """Method and target of each operation of S3's model that this frontend has not."""
+    model = botocore.session.get_session().get_service_model("s3")
+    names = {operation.name for operation in (*OPERATIONS, *COPIES)}
+    for name in sorted(set(model.operation_names) - names - {"ListDirectoryBuckets", "WriteGetObjectResponse"}):
+        http = model.operation_model(name).http
+        yield http["method"], http["requestUri"].replace("{Bucket}", "kept").replace("{Key+}", "a")
+
+
+async def test_an_operation_that_is_not_here_changes_nothing(scene: Scene) -> None:
+    """Neither the bucket nor the object that it names, though its method would delete or replace them."""
+    await request("PUT", f"{scene.url}/kept", scene.alice)
+    await request("PUT", f"{scene.url}/kept/a", scene.alice, body=b"12345")
+    for method, target in _not_here():
+        status, _, raw = await request(method, scene.url + target, scene.alice)
+        assert status in (405, 501), f"{method} {target}: {status} {raw!r}"
+    listed = (await request("GET", f"{scene.url}/kept", scene.alice))[2]
+    assert listed.count(b"<Key>") == 1
+    assert (await request("GET", f"{scene.url}/kept/a", scene.alice))[2] == b"12345"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "body"),
+    [
+        ("PUT", {"x-amz-write-offset-bytes": "5"}, b"more"),
+        ("PUT", {"x-amz-server-side-encryption-customer-algorithm": "AES256"}, b"secret"),
+        ("PUT", {"x-amz-object-lock-legal-hold": "ON"}, b"held"),
+        ("DELETE", {"x-amz-if-match-size": "1"}, b""),
+        ("DELETE", {"x-amz-if-match-last-modified-time": "Thu, 01 Jan 1970 00:00:00 GMT"}, b""),
+    ],
+)
+async def test_a_header_that_is_not_here_changes_nothing(
+    scene: Scene, method: str, headers: dict[str, str], body: bytes
+) -> None:
+    await request("PUT", f"{scene.url}/headers", scene.alice)
+    await request("PUT", f"{scene.url}/headers/a", scene.alice, body=b"12345")
+    status, _, raw = await request(method, f"{scene.url}/headers/a", scene.alice, headers, body)
+    assert (status, _code(raw)) == (501, "NotImplemented")
+    assert (await request("GET", f"{scene.url}/headers/a", scene.alice))[2] == b"12345"
+
+
+async def test_conditions_of_a_delete_in_a_list_are_not_passed_over(scene: Scene) -> None:
+    await request("PUT", f"{scene.url}/listed", scene.alice)
+    await request("PUT", f"{scene.url}/listed/a", scene.alice, body=b"12345")
+    body = b"<Delete><Object><Key>a</Key><ETag>other</ETag></Object></Delete>"
+    headers = {"Content-MD5": base64.b64encode(hashlib.md5(body).digest()).decode()}
+    assert (await request("POST", f"{scene.url}/listed?delete", scene.alice, headers, body))[0] == 501
+    assert (await request("GET", f"{scene.url}/listed/a", scene.alice))[0] == 200
+
+
+async def test_the_owner_that_a_client_expects_is_compared(scene: Scene) -> None:
+    await request("PUT", f"{scene.url}/owned", scene.alice)
+    await request("PUT", f"{scene.url}/owned/a", scene.alice, body=b"12345")
+    for owner, status in (("alice", 200), ("bob", 403)):
+        expected = {"x-amz-expected-bucket-owner": owner}
+        assert (await request("GET", f"{scene.url}/owned/a", scene.alice, expected))[0] == status
+        assert (await request("GET", f"{scene.url}/owned", scene.alice, expected))[0] == status
+        source = {"x-amz-copy-source": "owned/a", "x-amz-source-expected-bucket-owner": owner}
+        assert (await request("PUT", f"{scene.url}/owned/b", scene.alice, source))[0] == status
+
+
+async def test_buckets_are_listed_in_pages(scene: Scene) -> None:
+    for name in ("page-a", "page-b", "page-c", "other"):
+        await request("PUT", f"{scene.url}/{name}", scene.bob)
+    first = (await request("GET", f"{scene.url}/?prefix=page-&max-buckets=2", scene.bob))[2]
+    assert re.findall(rb"<Name>(.*?)</Name>", first) == [b"page-a", b"page-b"]
+    (token,) = re.findall(rb"<ContinuationToken>(.*?)</ContinuationToken>", first)
+    last = (await request("GET", f"{scene.url}/?prefix=page-&continuation-token={token.decode()}", scene.bob))[2]
+    assert re.findall(rb"<Name>(.*?)</Name>", last) == [b"page-c"] and b"<ContinuationToken>" not in last
 
 
 async def _raw(scene: Scene, lines: bytes, wait_s: float = 5.0) -> bytes:

@@ -227,7 +227,7 @@ def _evict(cluster: LocalCluster, space: Namespace, chunks: int) -> None:
             await operator.set_policy(space, quota_bytes=(chunks - _EVICTED) * _SHAPE.slot_bytes)
 
     asyncio.run(bound())
-    _until(lambda: _listed(cluster) <= before - 0.9 * _EVICTED, 60)
+    _until(lambda: _listed(cluster) <= before - 0.9 * _EVICTED, 600)
 
 
 def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:

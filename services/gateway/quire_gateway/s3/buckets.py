@@ -23,6 +23,7 @@ from quire_gateway.s3.objects import xml_answer
 from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
 _MAX_KEYS: Final = 1000
+_BUCKETS_LISTED_MAX: Final = 10_000
 _BUCKETS_MAX: Final = 1000
 
 
@@ -41,12 +42,17 @@ class BucketRequests:
         buckets = dict(await self._backends.buckets.all(tenant))
         for grant in call.caller.key.grants:
             buckets.setdefault(grant.bucket, 0.0)
-        entries = [
-            ("Bucket", [("Name", name), ("CreationDate", xml.stamp(created))])
-            for name, created in sorted(buckets.items())
-        ]
+        prefix, token = call.query.get("prefix", ""), call.query.get("continuation-token", "")
+        limit = call.number("max-buckets", _BUCKETS_LISTED_MAX, 1, _BUCKETS_LISTED_MAX)
+        names = sorted(name for name in buckets if name.startswith(prefix) and name > token)
+        entries = [("Bucket", [("Name", name), ("CreationDate", xml.stamp(buckets[name]))]) for name in names[:limit]]
         owner = ("Owner", [("ID", tenant), ("DisplayName", tenant)])
-        return xml_answer(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
+        children: list[tuple[str, Any]] = [owner, ("Buckets", entries)]
+        if prefix:
+            children.append(("Prefix", prefix))
+        if len(names) > limit:
+            children.append(("ContinuationToken", names[limit - 1]))
+        return xml_answer(xml.document("ListAllMyBucketsResult", children))
 
     async def create(self, call: Call) -> web.StreamResponse:
         """CreateBucket. The tenant's own; 409 if it has it already."""

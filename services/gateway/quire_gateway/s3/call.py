@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -72,6 +73,15 @@ class Call:
         granted = any(name.lower().startswith("x-amz-grant-") for name in self.http.headers)
         if granted or self.header("x-amz-acl") not in ("", "private"):
             raise S3Error("NotImplemented", "Of ACLs there is only private; access keys have grants")
+
+    def check_owner(self) -> None:
+        """Check the owners that the client expects. Raises `S3Error` AccessDenied."""
+        source, _, _ = unquote(self.header("x-amz-copy-source")).removeprefix("/").partition("/")
+        expected = "x-amz-expected-bucket-owner"
+        for name, bucket in ((expected, self.bucket), ("x-amz-source-expected-bucket-owner", source)):
+            owner = self.header(name) or (self.query.get(name, "") if name == expected else "")
+            if owner and bucket and owner != self.caller.tenant_of(bucket):
+                raise S3Error("AccessDenied", f"The bucket's owner is not {name}")
 
     async def check_private(self) -> None:
         """Check a request that sets an ACL. Raises `S3Error` for another one than `private`."""

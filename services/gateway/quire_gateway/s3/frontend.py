@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from quire.telemetry import logger, names
 from quire_gateway.access.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
+from quire_gateway.core.s3_operations import Operation, operation_of
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
@@ -30,42 +32,40 @@ from quire_server.http_requests import HttpRequests, traced
 from quire_server.limits.connections import KEEPALIVE_S, listen
 from quire_server.limits.shared_room import SharedRoom
 
-Operation = Callable[[Call], Awaitable[web.StreamResponse]]
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _READ_BYTES: Final = 1 << 20
-# Subresources that S3 has and this frontend has not: better said than passed over.
-_ABSENT: Final = frozenset(
-    {
-        "accelerate",
-        "analytics",
-        "attributes",
-        "cors",
-        "encryption",
-        "intelligent-tiering",
-        "inventory",
-        "legal-hold",
-        "lifecycle",
-        "logging",
-        "metrics",
-        "notification",
-        "object-lock",
-        "ownershipControls",
-        "policy",
-        "policyStatus",
-        "publicAccessBlock",
-        "replication",
-        "requestPayment",
-        "restore",
-        "retention",
-        "select",
-        "session",
-        "tagging",
-        "torrent",
-        "website",
-        "versionId",
-    }
-)
+OF_BUCKETS: Final[dict[str, Callable[[BucketRequests, Call], Awaitable[web.StreamResponse]]]] = {
+    "ListBuckets": BucketRequests.list_buckets,
+    "PutBucketAcl": BucketRequests.set_acl,
+    "GetBucketAcl": BucketRequests.acl,
+    "CreateBucket": BucketRequests.create,
+    "HeadBucket": BucketRequests.head,
+    "DeleteBucket": BucketRequests.delete,
+    "GetBucketLocation": BucketRequests.location,
+    "GetBucketVersioning": BucketRequests.versioning,
+    "ListObjectVersions": BucketRequests.list_versions,
+    "ListMultipartUploads": BucketRequests.list_uploads,
+    "ListObjectsV2": BucketRequests.list_v2,
+    "ListObjects": BucketRequests.list_v1,
+    "DeleteObjects": BucketRequests.delete_objects,
+}
+OF_OBJECTS: Final[dict[str, Callable[[ObjectRequests, Call], Awaitable[web.StreamResponse]]]] = {
+    "PutObjectAcl": ObjectRequests.set_acl,
+    "GetObjectAcl": ObjectRequests.acl,
+    "UploadPart": ObjectRequests.put_part,
+    "UploadPartCopy": ObjectRequests.put_part,
+    "CopyObject": ObjectRequests.copy,
+    "PutObject": ObjectRequests.put,
+    "ListParts": ObjectRequests.list_parts,
+    "GetObject": ObjectRequests.get,
+    "HeadObject": ObjectRequests.get,
+    "AbortMultipartUpload": ObjectRequests.abort_upload,
+    "DeleteObject": ObjectRequests.delete,
+    "CreateMultipartUpload": ObjectRequests.start_upload,
+    "CompleteMultipartUpload": ObjectRequests.complete_upload,
+}
 
 
 class S3Frontend:
@@ -94,36 +94,10 @@ class S3Frontend:
             BucketRequests(backends, config.s3_region, admission.audit.request),
             ObjectRequests(backends, SharedRoom(config.s3_bytes_max)),
         )
-        # (level, method, the subresource in the query, or "") → operation. The first that fits.
-        self._operations: list[tuple[str, str, str, Operation]] = [
-            ("service", "GET", "", buckets.list_buckets),
-            ("bucket", "PUT", "acl", buckets.set_acl),
-            ("bucket", "GET", "acl", buckets.acl),
-            ("bucket", "PUT", "", buckets.create),
-            ("bucket", "HEAD", "", buckets.head),
-            ("bucket", "DELETE", "", buckets.delete),
-            ("bucket", "GET", "location", buckets.location),
-            ("bucket", "GET", "versioning", buckets.versioning),
-            ("bucket", "GET", "versions", buckets.list_versions),
-            ("bucket", "GET", "uploads", buckets.list_uploads),
-            ("bucket", "GET", "list-type", buckets.list_v2),
-            ("bucket", "GET", "", buckets.list_v1),
-            ("bucket", "POST", "delete", buckets.delete_objects),
-            ("object", "PUT", "acl", objects.set_acl),
-            ("object", "GET", "acl", objects.acl),
-            ("object", "PUT", "partNumber", objects.put_part),
-            ("object", "PUT", "", objects.put),
-            ("object", "GET", "uploadId", objects.list_parts),
-            ("object", "GET", "", objects.get),
-            ("object", "HEAD", "", objects.get),
-            ("object", "DELETE", "uploadId", objects.abort_upload),
-            ("object", "DELETE", "", objects.delete),
-            ("object", "POST", "uploads", objects.start_upload),
-            ("object", "POST", "uploadId", objects.complete_upload),
-        ]
-        self._copy: Operation = objects.copy
+        self._handlers: dict[str, Handler] = {name: partial(each, buckets) for name, each in OF_BUCKETS.items()}
+        self._handlers |= {name: partial(each, objects) for name, each in OF_OBJECTS.items()}
         # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
-        self._by_rdma: list[tuple[str, str, str, Operation]] = [
+        self._by_rdma: list[tuple[str, str, str, Handler]] = [
             ("object", "GET", TOKEN, rdma.get),
             ("object", "PUT", TOKEN, rdma.put),
             ("bucket", "GET", DESCRIPTOR, rdma.get_many),
@@ -179,9 +153,9 @@ class S3Frontend:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
                 call.principal = self._admission.principal(call.caller.key)
-                operation, by_rdma = self._operation(call)
-                span.set_attribute("quire.operation", getattr(operation, "__name__", ""))
-                response = await self._shared(operation, by_rdma, call)
+                operation, handler, by_rdma = self._operation(call)
+                span.set_attribute("quire.operation", operation.name)
+                response = await self._shared(handler, by_rdma, call)
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
@@ -201,44 +175,38 @@ class S3Frontend:
             response.force_close()  # what is left of an unwanted body must not count as a request
         return response
 
-    async def _shared(self, operation: Operation, by_rdma: bool, call: Call) -> web.StreamResponse:
+    async def _shared(self, handler: Handler, by_rdma: bool, call: Call) -> web.StreamResponse:
         """Answer within the tenant's share of requests."""
         if not self._shares.take(call.principal.tenant):
             raise _slow_down()
         try:
-            return await (operation(call) if by_rdma else self._admitted(operation, call))
+            return await (handler(call) if by_rdma else self._admitted(handler, call))
         finally:
             self._shares.give_back(call.principal.tenant)
 
-    async def _admitted(self, operation: Operation, call: Call) -> web.StreamResponse:
+    async def _admitted(self, handler: Handler, call: Call) -> web.StreamResponse:
         """An operation whose bytes go by HTTP. What names memory is admitted once it is known how much."""
         with self._admission.admit(call.principal, Need(payload=call.http.content_length or 0)) as call.admitted:
-            return await operation(call)
+            return await handler(call)
 
-    def _operation(self, call: Call) -> tuple[Operation, bool]:
-        """Return the operation, and whether its bytes are sent by RDMA.
+    def _operation(self, call: Call) -> tuple[Operation, Handler, bool]:
+        """Return the operation, what carries it out, and whether its bytes are sent by RDMA.
 
-        Raises `S3Error` NotImplemented, MethodNotAllowed.
+        Raises:
+            S3Error: NotImplemented for what it does not take, MethodNotAllowed, AccessDenied for another owner than
+                the client expects.
         """
         level = "object" if call.key else "bucket" if call.bucket else "service"
-        absent = sorted(
-            _ABSENT & call.query.keys() - ({"versionId"} if call.query.get("versionId") == "null" else set())
-        )
-        if absent:
-            raise S3Error("NotImplemented", f"?{absent[0]} is not implemented here")
         call.check_acl()
-        for at, method, header, operation in self._by_rdma:
+        for at, method, header, handler in self._by_rdma:
             if (at, method) == (level, call.method) and call.header(header):
-                return operation, True
-        is_whole = level == "object" and "partNumber" not in call.query
-        if is_whole and call.method == "PUT" and call.header("x-amz-copy-source"):
-            return self._copy, False
-        for at, method, subresource, operation in self._operations:
-            if (at, method) == (level, call.method) and (not subresource or subresource in call.query):
-                return operation, False
-        if level == "object" and call.method == "POST":
-            raise S3Error("NotImplemented", "POST of this kind is not implemented here")
-        raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
+                operation = operation_of(level, "GET" if method == "POST" else method, call.query, copies=False)
+                operation.check(call.query, call.http.headers.items())
+                return operation, handler, True
+        operation = operation_of(level, call.method, call.query, copies=bool(call.header("x-amz-copy-source")))
+        operation.check(call.query, call.http.headers.items())
+        call.check_owner()
+        return operation, self._handlers[operation.name], False
 
     async def _sweep(self) -> None:
         while True:

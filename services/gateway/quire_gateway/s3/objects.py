@@ -55,7 +55,7 @@ class ObjectRequests:
         self._bodies = bodies
 
     async def get(self, call: Call) -> web.StreamResponse:
-        """GetObject, HeadObject: ranges, parts and conditions."""
+        """GetObject, HeadObject: ranges and conditions."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         entry = await _found(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)

@@ -1,0 +1,197 @@
+"""S3's operations that this frontend has, and what each of them takes.
+
+To S3 a parameter or an `x-amz-` header changes what a request means: one that an operation does not take is refused, so
+that no request does something else than its sender meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from quire_gateway.core.s3_errors import S3Error
+
+METADATA: Final = "x-amz-meta-"
+"""Stands for all headers that begin so, as each name with a hyphen at its end does."""
+_EVERYWHERE: Final = frozenset({"x-id"})
+_SIGNED_URL: Final = frozenset(
+    f"x-amz-{name}"
+    for name in ("algorithm", "credential", "date", "expires", "signature", "signedheaders")
+)  # fmt: skip
+OF_ANY_REQUEST: Final = frozenset(
+    f"x-amz-{name}"
+    for name in (
+        "content-sha256", "date", "expected-bucket-owner", "request-payer", "security-token", "user-agent",
+    )
+)  # fmt: skip
+_CHECKSUMS: Final = frozenset({"x-amz-checksum-", "x-amz-sdk-checksum-algorithm"})
+_HINTED: Final = ("x-amz-checksum-", "x-amz-sdk-checksum-")
+"""Of a body that is unknown when its URL is signed: clients put them there all the same."""
+_BODY: Final = _CHECKSUMS | {"x-amz-decoded-content-length", "x-amz-trailer"}
+_ACL: Final = frozenset({"x-amz-acl"})
+_NEW_OBJECT: Final = _ACL | {METADATA, "x-amz-storage-class"}
+_COPY: Final = "x-amz-copy-source"
+_CONDITIONS: Final = ("if-match", "if-modified-since", "if-none-match", "if-unmodified-since")
+_SOURCE: Final = frozenset({_COPY, "x-amz-source-expected-bucket-owner", *(f"{_COPY}-{name}" for name in _CONDITIONS)})
+_RDMA: Final = frozenset({"x-amz-rdma-"})
+_PAGE: Final = frozenset({"delimiter", "encoding-type", "max-keys", "prefix"})
+_ANSWER: Final = frozenset(
+    f"response-{name}"
+    for name in (
+        "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
+    )
+)  # fmt: skip
+_READ: Final = _ANSWER | {"versionId"}
+_READ_HEADERS: Final = _RDMA | {"x-amz-checksum-mode"}
+ONLY: Final[Mapping[str, frozenset[str]]] = {
+    "x-amz-bucket-object-lock-enabled": frozenset({"false"}),
+    "x-amz-object-ownership": frozenset({"BucketOwnerEnforced"}),
+    "x-amz-storage-class": frozenset({"STANDARD"}),
+    "x-amz-tagging-directive": frozenset({"COPY"}),
+    "versionId": frozenset({"null"}),
+}
+"""Values of what is taken with these alone: those that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation.
+
+    Attributes:
+        name: S3's.
+        level: "service", "bucket" or "object".
+        method: Of HTTP.
+        subresource: The parameter that tells it from others; "" for none.
+        parameters: Further ones that it takes.
+        headers: `x-amz-` headers that it takes, besides those of any request.
+    """
+
+    name: str
+    level: str
+    method: str
+    subresource: str = ""
+    parameters: frozenset[str] = frozenset()
+    headers: frozenset[str] = frozenset()
+
+    def check(self, query: Mapping[str, str], headers: Iterable[tuple[str, str]]) -> None:
+        """Check what a request has besides its target.
+
+        Raises:
+            S3Error: NotImplemented for what this operation does not take.
+        """
+        taken = self.parameters | _EVERYWHERE | ({self.subresource} if self.subresource else frozenset())
+        for name, value in query.items():
+            low = name.lower()
+            if low in _SIGNED_URL | OF_ANY_REQUEST or (low.startswith(_HINTED) and self._takes(low)):
+                continue
+            if low.startswith("x-amz-"):
+                raise S3Error("NotImplemented", f"{low} in a signed URL is not implemented here; send it as a header")
+            if name not in taken or not _is_plain(name, value):
+                raise S3Error("NotImplemented", f"{self.name} with ?{_shown(name, value)} is not implemented here")
+        for name, value in headers:
+            low = name.lower()
+            if low.startswith("x-amz-") and not (self._takes(low) and _is_plain(low, value)):
+                raise S3Error("NotImplemented", f"{self.name} with {_shown(low, value)} is not implemented here")
+
+    def _takes(self, header: str) -> bool:
+        known = self.headers | OF_ANY_REQUEST
+        return header in known or any(each.endswith("-") and header.startswith(each) for each in known)
+
+
+def _is_plain(name: str, value: str) -> bool:
+    return name not in ONLY or value.strip() in ONLY[name]
+
+
+def _shown(name: str, value: str) -> str:
+    return f"{name}={value[:40]}" if name in ONLY else name
+
+
+def _set(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+COPIES: Final = (
+    Operation("UploadPartCopy", "object", "PUT", "partNumber", _set("uploadId"), _SOURCE | {f"{_COPY}-range"}),
+    Operation(
+        "CopyObject",
+        "object",
+        "PUT",
+        headers=_NEW_OBJECT | _SOURCE | _CHECKSUMS | {"x-amz-metadata-directive", "x-amz-tagging-directive"},
+    ),
+)
+"""Operations of requests that name a source (`x-amz-copy-source`)."""
+OPERATIONS: Final = (
+    Operation("ListBuckets", "service", "GET", "", _set("prefix", "max-buckets", "continuation-token")),
+    Operation("PutBucketAcl", "bucket", "PUT", "acl", headers=_ACL | _CHECKSUMS),
+    Operation("GetBucketAcl", "bucket", "GET", "acl"),
+    Operation(
+        "CreateBucket",
+        "bucket",
+        "PUT",
+        headers=_ACL | _RDMA | {"x-amz-bucket-object-lock-enabled", "x-amz-object-ownership"},
+    ),
+    Operation("HeadBucket", "bucket", "HEAD"),
+    Operation("DeleteBucket", "bucket", "DELETE"),
+    Operation("GetBucketLocation", "bucket", "GET", "location"),
+    Operation("GetBucketVersioning", "bucket", "GET", "versioning"),
+    Operation("ListObjectVersions", "bucket", "GET", "versions", _PAGE | {"key-marker", "version-id-marker"}),
+    Operation(
+        "ListMultipartUploads",
+        "bucket",
+        "GET",
+        "uploads",
+        _set("prefix", "encoding-type", "max-uploads", "key-marker", "upload-id-marker"),
+    ),
+    Operation(
+        "ListObjectsV2",
+        "bucket",
+        "GET",
+        "list-type",
+        _PAGE | {"continuation-token", "fetch-owner", "start-after"},
+        _set("x-amz-optional-object-attributes"),
+    ),
+    Operation("ListObjects", "bucket", "GET", "", _PAGE | {"marker"}, _RDMA | {"x-amz-optional-object-attributes"}),
+    Operation("DeleteObjects", "bucket", "POST", "delete", headers=_BODY),
+    Operation("PutObjectAcl", "object", "PUT", "acl", headers=_ACL | _CHECKSUMS),
+    Operation("GetObjectAcl", "object", "GET", "acl"),
+    Operation(
+        "UploadPart",
+        "object",
+        "PUT",
+        "partNumber",
+        _set("uploadId"),
+        _BODY,
+    ),
+    Operation("PutObject", "object", "PUT", headers=_BODY | _NEW_OBJECT | _RDMA),
+    Operation("ListParts", "object", "GET", "uploadId", _set("max-parts", "part-number-marker")),
+    Operation("GetObject", "object", "GET", "", _READ, _READ_HEADERS),
+    Operation("HeadObject", "object", "HEAD", "", _READ, _READ_HEADERS),
+    Operation("AbortMultipartUpload", "object", "DELETE", "uploadId"),
+    Operation("DeleteObject", "object", "DELETE", "", _set("versionId")),
+    Operation(
+        "CreateMultipartUpload",
+        "object",
+        "POST",
+        "uploads",
+        headers=_NEW_OBJECT | _CHECKSUMS,
+    ),
+    Operation("CompleteMultipartUpload", "object", "POST", "uploadId", headers=_CHECKSUMS),
+)
+"""The first that fits a request is its operation."""
+
+
+def operation_of(level: str, method: str, query: Mapping[str, str], *, copies: bool) -> Operation:
+    """Return the operation of a request. `copies`: it names the source of a copy.
+
+    Raises:
+        S3Error: NotImplemented, MethodNotAllowed.
+    """
+    for operation in (*COPIES, *OPERATIONS) if copies else OPERATIONS:
+        if (operation.level, operation.method) == (level, method) and (
+            not operation.subresource or operation.subresource in query
+        ):
+            return operation
+    if level == "object" and method == "POST":
+        raise S3Error("NotImplemented", "POST of this kind is not implemented here")
+    raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")

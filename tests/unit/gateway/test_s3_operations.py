@@ -1,0 +1,130 @@
+"""The table of S3's operations, compared with the model of S3 that botocore ships."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import botocore.session
+import pytest
+
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.core.s3_operations import COPIES, OF_ANY_REQUEST, OPERATIONS, Operation, operation_of
+from quire_gateway.s3.frontend import OF_BUCKETS, OF_OBJECTS
+
+_MODEL: Any = botocore.session.get_session().get_service_model("s3")
+_HERE = {operation.name: operation for operation in (*OPERATIONS, *COPIES)}
+_CONFIRMED = {"x-amz-date", "x-amz-content-sha256", "x-amz-security-token", "x-amz-user-agent", "x-amz-trailer"}
+"""Headers of the signature and of the framing, which are in no operation's model."""
+
+
+def _target(name: str) -> tuple[str, str, dict[str, str]]:
+    """Level, method and query of an operation as the model has it."""
+    http = _MODEL.operation_model(name).http
+    path, _, query = http["requestUri"].partition("?")
+    level = "object" if "{Key" in path else "bucket" if "{Bucket}" in path else "service"
+    return level, http["method"], dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _members(name: str, location: str) -> set[str]:
+    shape = _MODEL.operation_model(name).input_shape
+    members = shape.members.values() if shape is not None else ()
+    return {each.serialization["name"] for each in members if each.serialization.get("location") == location}
+
+
+def test_each_operation_has_a_handler() -> None:
+    assert _HERE.keys() == OF_BUCKETS.keys() | OF_OBJECTS.keys()
+
+
+@pytest.mark.parametrize("operation", _HERE.values(), ids=lambda operation: operation.name)
+def test_names_are_those_of_s3(operation: Operation) -> None:
+    level, method, query = _target(operation.name)
+    assert (operation.level, operation.method) == (level, method)
+    known = _members(operation.name, "querystring") | query.keys()
+    assert not operation.parameters - known, "no parameter is invented"
+    assert {operation.subresource} <= known | {""}
+    headers = {name.lower() for name in _members(operation.name, "header")} | _CONFIRMED
+    headers |= {"x-amz-decoded-content-length", "x-amz-sdk-checksum-algorithm"}
+    plain = {name for name in operation.headers if not name.endswith("-")}
+    assert not {name for name in plain if name not in headers}, "no header is invented"
+    found = operation_of(level, method, query | _selected(operation), copies=operation in COPIES)
+    assert found is operation, "it is what a request for it finds"
+
+
+def _selected(operation: Operation) -> dict[str, str]:
+    return {operation.subresource: "2"} if operation.subresource else {}
+
+
+# ListDirectoryBuckets is the same request as ListBuckets, sent to another host.
+@pytest.mark.parametrize("name", sorted(set(_MODEL.operation_names) - _HERE.keys() - {"ListDirectoryBuckets"}))
+def test_an_operation_that_is_not_here_is_none_of_those_that_are(name: str) -> None:
+    """Not either with the parameters that all its requests have."""
+    level, method, query = _target(name)
+    shape = _MODEL.operation_model(name).input_shape
+    required = {
+        member.serialization["name"]: "1"
+        for key, member in shape.members.items()
+        if key in shape.required_members and member.serialization.get("location") == "querystring"
+    }
+    headers = [
+        (member.serialization["name"], "1")
+        for key, member in shape.members.items()
+        if key in shape.required_members and member.serialization.get("location") == "header"
+    ]
+    copies = any(header.lower() == "x-amz-copy-source" for header, _ in headers)
+    with pytest.raises(S3Error) as refused:
+        operation_of(level, method, query | required, copies=copies).check(query | required, headers)
+    assert refused.value.code in ("NotImplemented", "MethodNotAllowed")
+
+
+@pytest.mark.parametrize("operation", _HERE.values(), ids=lambda operation: operation.name)
+def test_what_an_operation_does_not_take_is_refused(operation: Operation) -> None:
+    """Each parameter and each header of the model that the table does not have."""
+    query = _selected(operation)
+    for name in _members(operation.name, "querystring") - operation.parameters - {operation.subresource}:
+        with pytest.raises(S3Error, match="is not implemented here"):
+            operation.check(query | {name: "1"}, [])
+    for name in _members(operation.name, "header"):
+        low = name.lower()
+        taken = low in operation.headers | OF_ANY_REQUEST or any(
+            each.endswith("-") and low.startswith(each) for each in operation.headers
+        )
+        if low.startswith("x-amz-") and not taken:
+            with pytest.raises(S3Error, match="is not implemented here"):
+                operation.check(query, [(name, "1")])
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "headers"),
+    [
+        ("PutObject", {"renameObject": ""}, {}),
+        ("PutObject", {}, {"x-amz-write-offset-bytes": "4"}),
+        ("PutObject", {}, {"X-Amz-Server-Side-Encryption": "aws:kms"}),
+        ("PutObject", {}, {"x-amz-tagging": "a=b"}),
+        ("PutObject", {}, {"x-amz-storage-class": "GLACIER"}),
+        ("PutObject", {"x-amz-meta-colour": "red"}, {}),
+        ("DeleteBucket", {"metadataTable": ""}, {}),
+        ("DeleteObject", {}, {"x-amz-if-match-size": "3"}),
+        ("GetObject", {"partNumber": "2"}, {}),
+        ("GetObject", {"versionId": "abc"}, {}),
+        ("CreateBucket", {}, {"x-amz-bucket-object-lock-enabled": "true"}),
+    ],
+)
+def test_nothing_is_done_that_was_not_meant(name: str, query: dict[str, str], headers: dict[str, str]) -> None:
+    with pytest.raises(S3Error) as refused:
+        _HERE[name].check(query, headers.items())
+    assert refused.value.code == "NotImplemented"
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "headers"),
+    [
+        ("PutObject", {"x-id": "PutObject"}, {"x-amz-storage-class": "STANDARD", "x-amz-meta-colour": "red"}),
+        ("PutObject", {"X-Amz-Signature": "0", "X-Amz-Expires": "9", "x-amz-checksum-crc32": "AAAAAA=="}, {}),
+        ("GetObject", {"versionId": "null", "response-expires": "0"}, {"x-amz-checksum-mode": "ENABLED"}),
+        ("CreateBucket", {}, {"x-amz-bucket-object-lock-enabled": "false", "Content-Type": "application/xml"}),
+        ("ListObjectsV2", {"list-type": "2", "fetch-owner": "true"}, {"X-Amz-Request-Payer": "requester"}),
+    ],
+)
+def test_what_clients_send_is_taken(name: str, query: dict[str, str], headers: dict[str, str]) -> None:
+    _HERE[name].check(query, headers.items())
