@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
@@ -24,11 +23,12 @@ from quire.telemetry import logger
 from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.fingerprint_index import LocalFingerprints
 from quire_storage.cluster.registry import Registry
+from quire_storage.cluster.unlisted import UnlistedChunks
 from quire_storage.ports import Clock, Listing
 from quire_storage.tiers.tiers import Tiers
 
 _BATCH: Final = 96
-_PART: Final = 8192
+_PART: Final = 1024
 _DIFFERENT_MAX: Final = 3
 _AGAIN_S: Final = 1.0
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 30.0
@@ -57,7 +57,7 @@ class Reconciler:
         self._running = False
         self._again = False
         self._rebuilding = ""
-        self._unlisted: deque[tuple[bytes, int | None]] = deque()
+        self._unlisted = UnlistedChunks()
         self._registering = False
         self._more = asyncio.Event()
 
@@ -185,8 +185,9 @@ class Reconciler:
         """
         self._unlisted.clear()
         for part in parts:
-            keys = _keys(unlisted, part.tolist())
-            self._unlisted.extend((key, self._tiers.residency.generation(key)) for key in keys)
+            found = [(key, self._generation(key)) for key in _keys(unlisted, part.tolist())]
+            here = [(key, generation) for key, generation in found if generation is not None]
+            self._unlisted.add([key for key, _ in here], [generation for _, generation in here])
             await asyncio.sleep(0)
 
     async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:
@@ -234,7 +235,7 @@ class Reconciler:
                 self._more.clear()
                 remaining, settled = len(self._unlisted), 0
                 while remaining > 0 and self._unlisted:
-                    batch = [self._unlisted.popleft() for _ in range(min(remaining, len(self._unlisted), _BATCH))]
+                    batch = self._unlisted.take(min(remaining, _BATCH))
                     remaining -= len(batch)
                     states = [(key, self._generation(key), generation) for key, generation in batch]
                     await self._register_some(
@@ -242,7 +243,7 @@ class Reconciler:
                     )
                     failed = [key for key, _ in batch if self._generation(key) == 0]
                     settled += len(batch) - len(failed)
-                    self._unlisted.extend((key, 0) for key in failed)
+                    self._unlisted.add(failed, [0] * len(failed))
                 self._offered = True
                 pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
                 if self._unlisted and not self._more.is_set():
