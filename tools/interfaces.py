@@ -108,8 +108,8 @@ def s3() -> str:
     for row in _tuples(S3Frontend.__init__):
         level, method, condition, handler = row.elts
         if isinstance(handler, ast.Attribute):
-            request, said = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(RdmaRequests, handler.attr))
-            by_rdma.append(f"| `{request}` | `{_constant(condition)}` | {said} |")
+            request, summary = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(RdmaRequests, handler.attr))
+            by_rdma.append(f"| `{request}` | `{_constant(condition)}` | {summary} |")
     codes = ", ".join(f"`{code}` ({status})" for code, status in STATUS.items())
     only = ", ".join(f"`{name}: {next(iter(values))}`" for name, values in ONLY.items())
     operations, transfers = "\n".join(plain), "\n".join(by_rdma)

@@ -78,22 +78,22 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
         "add_objects": lambda: index.add_objects(chunks, generations),
         "expect_objects": lambda: index.expect_objects(chunks, 0),
     }
-    asked, run = list[str](), cast(Any, index._run)
+    scripts, run = list[str](), cast(Any, index._run)
 
     async def counted(name: str, *arguments: Any) -> Any:
-        asked.append(name)
+        scripts.append(name)
         return await run(name, *arguments)
 
     monkeypatch.setattr(index, "_run", counted)
     await calls[operation]()
-    assert len(asked) == 4, "of 64 buckets at most, so that no other request waits for long"
+    assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
 
 
 @pytest.mark.parametrize("fault", [False, True])
 async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: bool
 ) -> None:
-    """In one call; not, however, if both buckets were changed at once."""
+    """One call evicts a chunk and its parent; the parent would stay if both buckets were changed at once."""
     if fault:
         monkeypatch.setattr(index_module, "_unrelated", lambda groups: [groups])
     index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)

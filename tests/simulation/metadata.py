@@ -211,21 +211,21 @@ class Metadata:
         if name == "PUBLISH":
             self._publish()
         elif name:
-            for own, each in self._by_bucket(sha, count, arguments[count:], answer):
-                self.executed(name, own, each)
+            for own, part_answer in self._by_bucket(sha, count, arguments[count:], answer):
+                self.executed(name, own, part_answer)
         return answer
 
     def _by_bucket(
         self, sha: str, count: int, arguments: Sequence[Any], answer: Any
     ) -> Iterator[tuple[list[Any], Any]]:
-        """Yield what a script was told, and answered, of each bucket that it changes; of another script all at once."""
+        """Yield a script's arguments and answer for each bucket that it changes; of another script all at once."""
         if sha not in self._changing:
             yield list(arguments), answer
             return
         common, own = list(arguments[1 : 1 + arguments[0]]), arguments[1 + arguments[0] :]
         size = len(own) * len(bucket_keys(bytes(PRINT_BYTES))) // count
-        for at, each in enumerate(answer):
-            yield [*common, *own[at * size : (at + 1) * size]], each
+        for at, part_answer in enumerate(answer):
+            yield [*common, *own[at * size : (at + 1) * size]], part_answer
 
     def _publish(self) -> None:
         if self.server.delete(_PUBLISHED):

@@ -47,8 +47,8 @@ def run(slots: int, folder: Path) -> Report:
     """Write so many headers to a pool in `folder`, and time what a restarted node does with them."""
     report = Report("recover", {"name": "reading the header region in 8 MiB reads, same run", "unit": "s"})
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-recover-") as place:
-        with Console().status(f"writing {slots} headers"), ProcessPoolExecutor(1, get_context("spawn")) as other:
-            used_bytes = other.submit(_write_headers, Path(place), slots).result()  # its memory is not in the way
+        with Console().status(f"writing {slots} headers"), ProcessPoolExecutor(1, get_context("spawn")) as writer:
+            used_bytes = writer.submit(_write_headers, Path(place), slots).result()  # its memory is not in the way
         bare_s = _bare_read(Path(place) / "pool.quire", used_bytes)
         recovered, recover_s, adopt_s, grown_bytes = asyncio.run(_recover(place))
     assert recovered == slots, "every header that was written is found"

@@ -68,10 +68,10 @@ def script(name: str) -> str:
         KeyError: No script has the name.
     """
     shared = _SHARED[name]
-    before = (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, shared))
+    shared_parts = (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, shared))
     if "index_bucket" in shared:
-        return f"{before}local function change(ARGV)\n{part(name)}end\n{part('index_each')}"
-    return before + part(name)
+        return f"{shared_parts}local function change(ARGV)\n{part(name)}end\n{part('index_each')}"
+    return shared_parts + part(name)
 
 
 def names(area: str) -> Iterable[str]:

@@ -60,8 +60,9 @@ class _Canon:
 
     def order(self, order: LeafArc) -> Any:
         """An order of eviction by its keys: which rows they have does not matter."""
-        lists = [*order._orders, order._aside, *order._gone]
-        return *(tuple(self.row(order, row) for row in order._lists.rows(each)) for each in lists), order._target_bytes
+        numbers = [*order._orders, order._aside, *order._gone]
+        lists = (tuple(self.row(order, row) for row in order._lists.rows(number)) for number in numbers)
+        return *lists, order._target_bytes
 
     def row(self, order: LeafArc, row: int) -> tuple[bytes, int]:
         return order._rows.key(row), order._often[row]

@@ -29,7 +29,7 @@ def _target(name: str) -> tuple[str, str, dict[str, str]]:
 def _members(name: str, location: str) -> set[str]:
     shape = _MODEL.operation_model(name).input_shape
     members = shape.members.values() if shape is not None else ()
-    return {each.serialization["name"] for each in members if each.serialization.get("location") == location}
+    return {member.serialization["name"] for member in members if member.serialization.get("location") == location}
 
 
 def test_each_operation_has_a_handler() -> None:
@@ -40,15 +40,15 @@ def test_each_operation_has_a_handler() -> None:
 def test_names_are_those_of_s3(operation: Operation) -> None:
     level, method, query = _target(operation.name)
     assert (operation.level, operation.method) == (level, method)
-    known = _members(operation.name, "querystring") | query.keys()
-    assert not operation.parameters - known, "no parameter is invented"
-    assert {operation.subresource} <= known | {""}
+    parameters = _members(operation.name, "querystring") | query.keys()
+    assert not operation.parameters - parameters, "no parameter is invented"
+    assert {operation.subresource} <= parameters | {""}
     headers = {name.lower() for name in _members(operation.name, "header")} | _CONFIRMED
     headers |= {"x-amz-decoded-content-length", "x-amz-sdk-checksum-algorithm"}
     plain = {name for name in operation.headers if not name.endswith("-")}
     assert not {name for name in plain if name not in headers}, "no header is invented"
-    found = operation_of(level, method, query | _selected(operation), copies=operation in COPIES)
-    assert found is operation, "it is what a request for it finds"
+    selected = operation_of(level, method, query | _selected(operation), copies=operation in COPIES)
+    assert selected is operation, "a request for it finds it"
 
 
 def _selected(operation: Operation) -> dict[str, str]:
@@ -79,7 +79,7 @@ def test_an_operation_that_is_not_here_is_none_of_those_that_are(name: str) -> N
 
 @pytest.mark.parametrize("operation", _HERE.values(), ids=lambda operation: operation.name)
 def test_what_an_operation_does_not_take_is_refused(operation: Operation) -> None:
-    """Each parameter and each header of the model that the table does not have."""
+    """Parameters and headers of the model that the table does not have are refused one by one."""
     query = _selected(operation)
     for name in _members(operation.name, "querystring") - operation.parameters - {operation.subresource}:
         with pytest.raises(S3Error, match="is not implemented here"):
@@ -87,7 +87,7 @@ def test_what_an_operation_does_not_take_is_refused(operation: Operation) -> Non
     for name in _members(operation.name, "header"):
         low = name.lower()
         taken = low in operation.headers | OF_ANY_REQUEST or any(
-            each.endswith("-") and low.startswith(each) for each in operation.headers
+            prefix.endswith("-") and low.startswith(prefix) for prefix in operation.headers
         )
         if low.startswith("x-amz-") and not taken:
             with pytest.raises(S3Error, match="is not implemented here"):

@@ -170,7 +170,7 @@ class World:
         self.post(ev.ReservationEnded(transfer))
 
     def forget_evicted(self) -> None:
-        """Let memory not know what was evicted from it lately."""
+        """Clear the memory tier's lists of evicted chunks."""
         order, keys = self.residency.in_memory, [chunk_of(number).key for number in range(64)]
         for key in filter(order.went_lately, keys):
             order.insert(key, b"", 0)

@@ -57,8 +57,8 @@ def test_keys_are_of_one_length() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove"]), _NAMES, st.integers(0, 1 << 62)), max_size=100))
 def test_numbers_are_those_that_were_put(steps: list[tuple[str, int, int]]) -> None:
     numbers, model = KeyNumbers(), dict[bytes, int]()
-    for what, name, number in steps:
-        if what == "put":
+    for step, name, number in steps:
+        if step == "put":
             numbers.put(_key(name), number)
             model[_key(name)] = number
         elif _key(name) in model:
@@ -76,41 +76,41 @@ _MOVES = st.tuples(st.sampled_from(["first", "last", "take", "move"]), st.intege
 def test_lists_keep_their_order(steps: list[tuple[str, int, int]]) -> None:
     lists = RowLists()
     model: dict[int, list[int]] = {lists.new_list(): [] for _ in range(3)}
-    for what, row, number in steps:
-        before = next((each for each, rows in model.items() if row in rows), 0)
-        assert lists.list_of(row) == before
-        if what == "move" and before:
-            moved = [row, *model[number][:2], row]
-            lists.move_last(number, moved)
-            for each in moved:
+    for step, row, number in steps:
+        source = next((name for name, rows in model.items() if row in rows), 0)
+        assert lists.list_of(row) == source
+        if step == "move" and source:
+            moving = [row, *model[number][:2], row]
+            lists.move_last(number, moving)
+            for moving_row in moving:
                 for rows in model.values():
-                    if each in rows:
-                        rows.remove(each)
-                model[number].append(each)
-            assert [list(lists.rows(each)) for each in model] == list(model.values())
+                    if moving_row in rows:
+                        rows.remove(moving_row)
+                model[number].append(moving_row)
+            assert [list(lists.rows(name)) for name in model] == list(model.values())
             continue
-        assert lists.take(row) == before
-        if before:
-            model[before].remove(row)
-        if what == "first":
+        assert lists.take(row) == source
+        if source:
+            model[source].remove(row)
+        if step == "first":
             lists.put_first(number, row)
             model[number].insert(0, row)
-        elif what == "last":
+        elif step == "last":
             lists.put_last(number, row)
             model[number].append(row)
-        for each, rows in model.items():
-            assert list(lists.rows(each)) == rows and lists.count(each) == len(rows)
-            assert lists.first(each) == (rows[0] if rows else NO_ROW)
+        for name, rows in model.items():
+            assert list(lists.rows(name)) == rows and lists.count(name) == len(rows)
+            assert lists.first(name) == (rows[0] if rows else NO_ROW)
 
 
 def test_a_list_that_has_ended_is_given_again() -> None:
     lists = RowLists()
-    one, other = lists.new_list(), lists.new_list()
-    lists.put_last(other, 7)
+    empty, filled = lists.new_list(), lists.new_list()
+    lists.put_last(filled, 7)
     with pytest.raises(AssertionError, match="empty"):
-        lists.end_list(other)
-    lists.end_list(one)
-    assert lists.new_list() == one and list(lists.rows(one)) == []
+        lists.end_list(filled)
+    lists.end_list(empty)
+    assert lists.new_list() == empty and list(lists.rows(empty)) == []
 
 
 def test_chunks_are_no_objects_for_the_garbage_collector() -> None:
@@ -119,11 +119,11 @@ def test_chunks_are_no_objects_for_the_garbage_collector() -> None:
     book.follow([Group([bytes(16)])])
     keys = [_key(number) for number in range(20_000)]
     gc.collect()
-    before = len(gc.get_objects())
+    objects = len(gc.get_objects())
     for number, key in enumerate(keys):
         parent = keys[number - 1] if number % 100 else b""
         pool.put(key, number)
         order.insert(key, parent, 1)
         book.add([ChunkFacts(key, parent, bytes(16), 1, number)], lambda _: True)
     gc.collect()
-    assert len(gc.get_objects()) - before < 200
+    assert len(gc.get_objects()) - objects < 200

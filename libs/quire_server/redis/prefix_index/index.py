@@ -453,7 +453,7 @@ def _keys(chunks: Sequence[ChunkRecord]) -> bytes:
 
 
 def _registration(node_id: str, chunks: Sequence[ChunkRecord]) -> list[Any]:
-    """Return what is registered of one bucket."""
+    """Return the arguments of a registration in one bucket."""
     keys = _keys(chunks)
     prints, above = fingerprints(keys), fingerprints(b"".join(chunk.parent or _NO_KEY for chunk in chunks))
     packed = b"".join(

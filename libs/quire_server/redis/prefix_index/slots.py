@@ -52,8 +52,8 @@ def objects_key(bucket: bytes) -> bytes:
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Return the keys of the scripts that change a bucket."""
-    first, pins, objects, listings, drops, links, due = _bucket_keys(tag_of(bucket))
-    return [first + bucket, pins + bucket, objects + bucket, listings, drops, links + bucket, due]
+    pages, pins, objects, listings, drops, links, due_objects = _bucket_keys(tag_of(bucket))
+    return [pages + bucket, pins + bucket, objects + bucket, listings, drops, links + bucket, due_objects]
 
 
 @functools.cache

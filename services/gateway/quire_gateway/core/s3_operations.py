@@ -1,7 +1,7 @@
-"""S3's operations that this frontend has, and what each of them takes.
+"""The operations of S3 that this frontend implements, with their parameters and headers.
 
-To S3 a parameter or an `x-amz-` header changes what a request means: one that an operation does not take is refused, so
-that no request does something else than its sender meant.
+In S3 a parameter or an `x-amz-` header changes the meaning of a request. One that an operation does not take is
+refused, so that no request does something else than its sender meant.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-tagging-directive": frozenset({"COPY"}),
     "versionId": frozenset({"null"}),
 }
-"""Values of what is taken with these alone: those that ask for nothing."""
+"""The only values that are taken of some parameters and headers: those that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Operation:
         name: S3's.
         level: "service", "bucket" or "object".
         method: Of HTTP.
-        subresource: The parameter that tells it from others; "" for none.
+        subresource: The parameter that selects it; "" for none.
         parameters: Further ones that it takes.
         headers: `x-amz-` headers that it takes, besides those of any request.
     """
@@ -75,10 +75,10 @@ class Operation:
     headers: frozenset[str] = frozenset()
 
     def check(self, query: Mapping[str, str], headers: Iterable[tuple[str, str]]) -> None:
-        """Check what a request has besides its target.
+        """Check the parameters and headers of a request.
 
         Raises:
-            S3Error: NotImplemented for what this operation does not take.
+            S3Error: NotImplemented: it has one that this operation does not take.
         """
         taken = self.parameters | _EVERYWHERE | ({self.subresource} if self.subresource else frozenset())
         for name, value in query.items():
@@ -95,8 +95,8 @@ class Operation:
                 raise S3Error("NotImplemented", f"{self.name} with {_shown(low, value)} is not implemented here")
 
     def _takes(self, header: str) -> bool:
-        known = self.headers | OF_ANY_REQUEST
-        return header in known or any(each.endswith("-") and header.startswith(each) for each in known)
+        names = self.headers | OF_ANY_REQUEST
+        return header in names or any(name.endswith("-") and header.startswith(name) for name in names)
 
 
 def _is_plain(name: str, value: str) -> bool:

@@ -94,8 +94,8 @@ class S3Frontend:
             BucketRequests(backends, config.s3_region, admission.audit.request),
             ObjectRequests(backends, SharedRoom(config.s3_bytes_max)),
         )
-        self._handlers: dict[str, Handler] = {name: partial(each, buckets) for name, each in OF_BUCKETS.items()}
-        self._handlers |= {name: partial(each, objects) for name, each in OF_OBJECTS.items()}
+        self._handlers: dict[str, Handler] = {name: partial(method, buckets) for name, method in OF_BUCKETS.items()}
+        self._handlers |= {name: partial(method, objects) for name, method in OF_OBJECTS.items()}
         # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
         self._by_rdma: list[tuple[str, str, str, Handler]] = [
             ("object", "GET", TOKEN, rdma.get),
@@ -190,11 +190,10 @@ class S3Frontend:
             return await handler(call)
 
     def _operation(self, call: Call) -> tuple[Operation, Handler, bool]:
-        """Return the operation, what carries it out, and whether its bytes are sent by RDMA.
+        """Return the operation, its handler, and whether its bytes are sent by RDMA.
 
         Raises:
-            S3Error: NotImplemented for what it does not take, MethodNotAllowed, AccessDenied for another owner than
-                the client expects.
+            S3Error: NotImplemented, MethodNotAllowed; AccessDenied if the owner is not the one that the client expects.
         """
         level = "object" if call.key else "bucket" if call.bucket else "service"
         call.check_acl()

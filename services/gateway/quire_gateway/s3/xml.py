@@ -97,7 +97,7 @@ def read_delete(body: bytes) -> tuple[list[str], bool]:
         key = _text(child, "Key")
         if not key:
             raise S3Error("MalformedXML", "An Object has no Key")
-        if conditions := sorted({_local(each.tag) for each in child} - {"Key", "VersionId"}):
+        if conditions := sorted({_local(element.tag) for element in child} - {"Key", "VersionId"}):
             raise S3Error("NotImplemented", f"An Object with {conditions[0]} is not implemented here")
         if _text(child, "VersionId") not in (None, "", "null"):
             raise S3Error("NotImplemented", "There are no versions")

@@ -185,9 +185,9 @@ class Reconciler:
         """
         self._unlisted.clear()
         for part in parts:
-            found = [(key, self._generation(key)) for key in _keys(unlisted, part.tolist())]
-            here = [(key, generation) for key, generation in found if generation is not None]
-            self._unlisted.add([key for key, _ in here], [generation for _, generation in here])
+            generations = [(key, self._generation(key)) for key in _keys(unlisted, part.tolist())]
+            chunks = [(key, generation) for key, generation in generations if generation is not None]
+            self._unlisted.add([key for key, _ in chunks], [generation for _, generation in chunks])
             await asyncio.sleep(0)
 
     async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:

@@ -26,12 +26,12 @@ class UnlistedChunks:
             self._parts.append((b"".join(keys), array("Q", generations)))
             self._count += len(keys)
 
-    def take(self, most: int) -> list[tuple[bytes, int]]:
-        """Return the first chunks, `most` at the most, which are queued no longer."""
+    def take(self, limit: int) -> list[tuple[bytes, int]]:
+        """Return up to `limit` chunks from the front, which are queued no longer."""
         taken: list[tuple[bytes, int]] = []
-        while self._parts and len(taken) < most:
+        while self._parts and len(taken) < limit:
             packed, generations = self._parts[0]
-            stop = min(len(generations), self._at + most - len(taken))
+            stop = min(len(generations), self._at + limit - len(taken))
             places = range(self._at, stop)
             taken += [(packed[at * KEY_BYTES : (at + 1) * KEY_BYTES], generations[at]) for at in places]
             self._at = stop

@@ -98,8 +98,8 @@ class LeafArc:
         assert was_in in (0, *self._gone), "a chunk enters a tier once"
         often = was_in == self._gone[1]
         if was_in:
-            gone, others = (lists.count(self._gone[which]) for which in (often, not often))
-            step = size * max(1.0, others / (gone + 1))
+            same_length, other_length = (lists.count(self._gone[which]) for which in (often, not often))
+            step = size * max(1.0, other_length / (same_length + 1))
             target = self._target_bytes + (-step if often else step)
             self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
             self._gone_bytes[often] -= self._sizes[row]

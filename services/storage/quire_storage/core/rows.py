@@ -72,7 +72,7 @@ class KeyRows:
 
 
 def _shard_of(key: bytes) -> int:
-    """Return which of 1,024 dictionaries has a key: ten bits of what is a hash."""
+    """Return the number of a key's dictionary, of 1,024: ten bits of the key, which is a hash."""
     return key[-1] << 2 | key[-2] & 3
 
 
@@ -128,7 +128,7 @@ class RowLists:
     """Ordered lists of rows. A row is in one of them at most, and leaves it from any place in one step."""
 
     def __init__(self) -> None:
-        self._list, self._before, self._after = array("i"), array("i"), array("i")  # of each row
+        self._list, self._previous, self._next = array("i"), array("i"), array("i")  # of each row
         self._first, self._last, self._counts = array("i", [0]), array("i", [0]), array("i", [0])  # of each list
         self._free: list[int] = []
 
@@ -163,7 +163,7 @@ class RowLists:
         self._enter(number, row, last, 0)
         self._last[number] = row
         if last:
-            self._after[last] = row
+            self._next[last] = row
         else:
             self._first[number] = row
 
@@ -173,30 +173,30 @@ class RowLists:
         self._enter(number, row, 0, first)
         self._first[number] = row
         if first:
-            self._before[first] = row
+            self._previous[first] = row
         else:
             self._last[number] = row
 
     def move_last(self, number: int, rows: Iterable[int]) -> None:
         """Put rows behind all of a list, one after the other, from wherever they are."""
-        of, before, after, last = self._list, self._before, self._after, self._last[number]
+        lists, previous, following, last = self._list, self._previous, self._next, self._last[number]
         for row in rows:
             if row == last:
                 continue
-            was, above, below = of[row], before[row], after[row]
-            if was:
-                self._counts[was] -= 1
+            source, above, below = lists[row], previous[row], following[row]
+            if source:
+                self._counts[source] -= 1
                 if above:
-                    after[above] = below
+                    following[above] = below
                 else:
-                    self._first[was] = below
+                    self._first[source] = below
                 if below:
-                    before[below] = above
+                    previous[below] = above
                 else:
-                    self._last[was] = above
-            of[row], before[row], after[row] = number, last, 0
+                    self._last[source] = above
+            lists[row], previous[row], following[row] = number, last, 0
             if last:
-                after[last] = row
+                following[last] = row
             else:
                 self._first[number] = row
             self._counts[number] += 1
@@ -207,28 +207,28 @@ class RowLists:
         """Take a row out of its list; which that was, 0 for none."""
         number = self.list_of(row)
         if number:
-            before, after = self._before[row], self._after[row]
-            if before:
-                self._after[before] = after
+            previous, following = self._previous[row], self._next[row]
+            if previous:
+                self._next[previous] = following
             else:
-                self._first[number] = after
-            if after:
-                self._before[after] = before
+                self._first[number] = following
+            if following:
+                self._previous[following] = previous
             else:
-                self._last[number] = before
+                self._last[number] = previous
             self._list[row] = 0
             self._counts[number] -= 1
         return number
 
     def rows(self, number: int) -> Iterator[int]:
-        """Yield the rows of a list, which may change meanwhile behind the row that was yielded."""
+        """Yield the rows of a list, which may change behind the row that was yielded."""
         row = self._first[number]
         while row:
             yield row
-            row = self._after[row]
+            row = self._next[row]
 
-    def _enter(self, number: int, row: int, before: int, after: int) -> None:
+    def _enter(self, number: int, row: int, previous: int, following: int) -> None:
         if row >= len(self._list):
-            reach(row, self._list, self._before, self._after)
-        self._list[row], self._before[row], self._after[row] = number, before, after
+            reach(row, self._list, self._previous, self._next)
+        self._list[row], self._previous[row], self._next[row] = number, previous, following
         self._counts[number] += 1

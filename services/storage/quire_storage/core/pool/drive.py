@@ -1,4 +1,4 @@
-"""One drive of a pool in memory."""
+"""A drive of a pool, in memory."""
 
 from __future__ import annotations
 

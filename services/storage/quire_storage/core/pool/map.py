@@ -299,13 +299,13 @@ class PoolMap:
 
     def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
-        lost = self._drives[drive]
-        lost.failed = True
-        keys = lost.keys(0, len(lost.current))
+        failed = self._drives[drive]
+        failed.failed = True
+        keys = failed.keys(0, len(failed.current))
         entries = [placed for key in keys if (placed := self.get(key)) is not None]
         for key in keys:
             self._where.remove(key)
-        lost.current[:] = False
+        failed.current[:] = False
         return entries
 
     # ---- recovery
