@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,14 +12,13 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest, MetadataUnavailable, NameTaken
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, UNCHAINED_MAX, ChunkRecord, records
+from quire.model.index import UNCHAINED_MAX, ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexCallsContract, IndexContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
-from quire_server.redis.prefix_index import index as index_module
 from quire_server.redis.prefix_index.bucket_scripts import _MASTER_SHIFT
 
 
@@ -62,45 +60,6 @@ async def test_a_registration_that_is_sent_again_counts_once(
     assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
     assert len((await index.evict(records(keys, BUCKET_CHUNKS, 1), 0, 0)).removed) == 1
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
-
-
-@pytest.mark.parametrize("operation", ["register", "evict", "unregister", "join", "add_objects", "expect_objects"])
-async def test_a_call_about_many_buckets_asks_redis_a_few_times(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    index, chunks = PrefixIndex(redis_client), records(chain(200), 0, 200, unchained=True)
-    generations = await index.register(OBJECT_TIER, chunks, 0)
-    calls: dict[str, Callable[[], Awaitable[Any]]] = {
-        "register": lambda: index.register("a", chunks, 0),
-        "evict": lambda: index.evict(chunks, 0, 0),
-        "unregister": lambda: index.unregister("a", chunks, 0),
-        "join": lambda: index.join("a", chunks, generations),
-        "add_objects": lambda: index.add_objects(chunks, generations),
-        "expect_objects": lambda: index.expect_objects(chunks, 0),
-    }
-    scripts, run = list[str](), cast(Any, index._run)
-
-    async def counted(name: str, *arguments: Any) -> Any:
-        scripts.append(name)
-        return await run(name, *arguments)
-
-    monkeypatch.setattr(index, "_run", counted)
-    await calls[operation]()
-    assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
-
-
-@pytest.mark.parametrize("fault", [False, True])
-async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
-    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: bool
-) -> None:
-    """One call evicts a chunk and its parent; the parent would stay if both buckets were changed at once."""
-    if fault:
-        monkeypatch.setattr(index_module, "_unrelated", lambda groups: [groups])
-    index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)
-    chunks = records(keys, 0, len(keys))
-    await index.register("a", chunks, 0)
-    removed = (await index.evict(chunks[::-1], 0, 0)).removed
-    assert (len(removed) == len(keys)) is not fault
 
 
 async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

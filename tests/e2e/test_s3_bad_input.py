@@ -233,6 +233,41 @@ async def test_the_owner_that_a_client_expects_is_compared(scene: Scene) -> None
         assert (await request("PUT", f"{scene.url}/owned/b", scene.alice, source))[0] == status
 
 
+async def test_the_size_that_a_client_expects_of_an_upload_is_compared(scene: Scene) -> None:
+    await request("PUT", f"{scene.url}/uploads", scene.alice)
+    begun = (await request("POST", f"{scene.url}/uploads/a?uploads", scene.alice))[2]
+    (upload,) = re.findall(rb"<UploadId>(.*?)</UploadId>", begun)
+    target = f"{scene.url}/uploads/a?uploadId={upload.decode()}"
+    etag = (await request("PUT", f"{target}&partNumber=1", scene.alice, body=b"12345"))[1]["etag"]
+    part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
+    body = f"<CompleteMultipartUpload>{part}</CompleteMultipartUpload>".encode()
+    for size, status in (("4", 400), ("x", 400), ("5", 200)):
+        answer = await request("POST", target, scene.alice, {"x-amz-mp-object-size": size}, body)
+        assert answer[0] == status, answer
+
+
+async def test_an_object_is_one_part(scene: Scene) -> None:
+    """Clients that read by parts get all of it as the first one, and learn that there is no second."""
+    await request("PUT", f"{scene.url}/parts", scene.alice)
+    await request("PUT", f"{scene.url}/parts/a", scene.alice, body=b"12345")
+    await request("PUT", f"{scene.url}/parts/empty", scene.alice, body=b"")
+    status, headers, raw = await request("GET", f"{scene.url}/parts/a?partNumber=1", scene.alice)
+    assert (status, headers["content-range"], raw) == (206, "bytes 0-4/5", b"12345")
+    status, _, raw = await request("GET", f"{scene.url}/parts/a?partNumber=2", scene.alice)
+    assert (status, _code(raw)) == (416, "InvalidPartNumber")
+    assert (await request("GET", f"{scene.url}/parts/empty?partNumber=1", scene.alice))[0] == 200
+    answer = await request("GET", f"{scene.url}/parts/a?partNumber=1", scene.alice, {"Range": "bytes=0-1"})
+    assert (answer[0], _code(answer[2])) == (400, "InvalidRequest")
+
+
+async def test_a_range_of_an_empty_object_tells_its_size(scene: Scene) -> None:
+    await request("PUT", f"{scene.url}/sizes", scene.alice)
+    await request("PUT", f"{scene.url}/sizes/empty", scene.alice, body=b"")
+    status, headers, raw = await request("GET", f"{scene.url}/sizes/empty", scene.alice, {"Range": "bytes=0-9"})
+    assert (status, headers["content-range"]) == (416, "bytes */0")
+    assert b"<ActualObjectSize>0</ActualObjectSize>" in raw and b"<RangeRequested>bytes=0-9" in raw
+
+
 async def test_buckets_are_listed_in_pages(scene: Scene) -> None:
     for name in ("page-a", "page-b", "page-c", "other"):
         await request("PUT", f"{scene.url}/{name}", scene.bob)

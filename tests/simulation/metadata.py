@@ -364,7 +364,7 @@ class _Pipeline:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments, **options: self._commands.append((name, arguments, options))
 
-    async def execute(self) -> list[Any]:
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
         metadata, commands, self._commands = self._client.metadata, self._commands, []
         await metadata.wait(asking=True)
         if all(name == "execute_command" for name, _, _ in commands):

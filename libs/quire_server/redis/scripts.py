@@ -10,7 +10,9 @@ from quire.model.policy import ENTRY_BYTES
 
 _S3: Final = ("cbor_uint", "s3_entries")
 _IMAGES: Final = ("cbor_uint", "images_count")
-_INDEX: Final = ("index_pages", "index_bucket")
+_EACH: Final = "index_each"
+"""Behind a script, which it runs for one bucket after the other."""
+_INDEX: Final = ("index_pages", "index_bucket", _EACH)
 _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "images_charge": _IMAGES,
     "images_delete": _IMAGES,
@@ -57,7 +59,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "s3_start_upload": _S3,
     "s3_will_write": (),
 }
-"""The parts that precede each script."""
+"""The parts that each script shares with others."""
 _ENTRY: Final = f"local ENTRY = {ENTRY_BYTES} -- bytes that an entry counts for, besides its own\n"
 
 
@@ -68,9 +70,11 @@ def script(name: str) -> str:
         KeyError: No script has the name.
     """
     shared = _SHARED[name]
-    shared_parts = (_ENTRY if "cbor_uint" in shared else "") + "".join(map(part, shared))
-    if "index_bucket" in shared:
-        return f"{shared_parts}local function change(ARGV)\n{part(name)}end\n{part('index_each')}"
+    shared_parts = (_ENTRY if "cbor_uint" in shared else "") + "".join(
+        map(part, (name_ for name_ in shared if name_ != _EACH))
+    )
+    if _EACH in shared:
+        return f"{shared_parts}local function change(ARGV)\n{part(name)}end\n{part(_EACH)}"
     return shared_parts + part(name)
 
 

@@ -104,6 +104,24 @@ def test_only_leaves_go(
         assert tier.used_bytes == len(tier)
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_chunk_that_comes_back_soon_counts_as_used_often(uses: int) -> None:
+    """ARC: of both lists of evicted chunks a hit goes to the second list; the first list's target follows the hit."""
+    tier = LeafArc(4)
+    for number in range(4):
+        tier.insert(_key(number), b"", 1)
+    if uses == 2:
+        tier.touch(_key(0))
+    while tier.evict(lambda key: key != _key(0)) is not None:
+        pass
+    target = tier._target_bytes
+    tier.insert(_key(0), b"", 1)
+    assert tier._often[tier._rows.find(_key(0))] and tier._bytes == [3, 1]
+    assert (tier._target_bytes > target) is (uses == 1)
+    with pytest.raises(AssertionError, match="it is in"):
+        tier.set_aside(_key(9))
+
+
 def test_what_is_kept_is_not_evicted() -> None:
     for tier in (LeafArc(4), LeafLru(4), S3Fifo(4)):
         for number in range(4):

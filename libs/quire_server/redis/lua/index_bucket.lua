@@ -29,7 +29,7 @@ end
 -- node's name follows), links to children in other buckets, objects that are due.
 local function open(at)
   cell, pins, objects, listings, drops, links, due = unpack(KEYS, at + 1, at + keys_each)
-  pages, changed, added, pinned, outside = {}, {}, {}, nil, {}
+  pages, changed, added, pinned, outside, unpacked = {}, {}, {}, nil, {}, {}
   root = load(0)
 end
 -- The index in a list of (row, ...) of the last one that is not behind a row; 1 - stride if all are.

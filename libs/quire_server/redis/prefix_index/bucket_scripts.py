@@ -108,21 +108,26 @@ class BucketScripts:
             return await self._scripts[name](keys=keys, args=arguments)
 
     async def _all(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
-        """A script for several sets of keys, in one pipeline."""
+        """A script for several sets of keys, in one pipeline. A call that was executed is not repeated."""
         if len(calls) == 1:
             return [await self._run(name, *calls[0])]
         async with metadata_errors():
-            try:
-                return await self._piped(name, calls)
-            except NoScriptError:
+            answers = await self._piped(name, calls)
+            if unknown := [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
                 await self._client.script_load(self._scripts[name].script)
-                return await self._piped(name, calls)
+                repeated = await self._piped(name, [calls[at] for at in unknown])
+                for at, answer in zip(unknown, repeated, strict=True):
+                    answers[at] = answer
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            return answers
 
     async def _piped(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         for keys, arguments in calls:
             pipeline.execute_command("EVALSHA", self._scripts[name].sha, len(keys), *keys, *arguments)
-        return await pipeline.execute()
+        return list(await pipeline.execute(raise_on_error=False))
 
     async def _scan(self, cursor: int, pattern: bytes, kind: str, count: int = 0) -> tuple[list[bytes], int]:
         """Return a page of keys. A Cluster's masters are scanned in turn; the cursor's upper bits number the master."""

@@ -21,7 +21,26 @@ def read_range(header: str, size: int) -> tuple[int, int] | None:
         return byte_range(header, size)
     except NothingInRange:
         headers = {"Content-Range": f"bytes */{size}"}
-        raise S3Error("InvalidRange", "The requested range is not satisfiable", headers) from None
+        details = {"RangeRequested": header, "ActualObjectSize": str(size)}
+        raise S3Error("InvalidRange", "The requested range is not satisfiable", headers, details) from None
+
+
+def read_part(number: int, header: str, size: int) -> tuple[int, int] | None:
+    """Return start and end (exclusive) of a part. An object is one part here, however it was uploaded.
+
+    Args:
+        number: Of the part, from 1 on.
+        header: The request's Range.
+        size: Of the object, in bytes; none has no range.
+
+    Raises:
+        S3Error: InvalidPartNumber for another part, InvalidRequest for a range besides.
+    """
+    if header:
+        raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+    if number > 1:
+        raise S3Error("InvalidPartNumber", f"Part {number} is not satisfiable: the object is one part here")
+    return (0, size) if size else None
 
 
 def read_copy_range(header: str, size: int) -> tuple[int, int]:

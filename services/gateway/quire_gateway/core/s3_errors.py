@@ -26,6 +26,7 @@ STATUS: Final[Mapping[str, int]] = {
     "InvalidChunkSizeError": 403,
     "InvalidDigest": 400,
     "InvalidPart": 400,
+    "InvalidPartNumber": 416,
     "InvalidPartOrder": 400,
     "InvalidRange": 416,
     "InvalidRequest": 400,
@@ -79,13 +80,20 @@ _FIXED: Final = {
 
 
 class S3Error(Exception):
-    """An error for an S3 client. `headers` are sent with the answer."""
+    """An error for an S3 client. `headers` are sent with the answer; `details` are elements of its document."""
 
-    def __init__(self, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.headers = dict(headers or {})
+        self.details = dict(details or {})
 
     @property
     def status(self) -> int:

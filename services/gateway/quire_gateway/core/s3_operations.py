@@ -22,7 +22,7 @@ _SIGNED_URL: Final = frozenset(
 OF_ANY_REQUEST: Final = frozenset(
     f"x-amz-{name}"
     for name in (
-        "content-sha256", "date", "expected-bucket-owner", "request-payer", "security-token", "user-agent",
+        "cf-id", "content-sha256", "date", "expected-bucket-owner", "request-payer", "security-token", "user-agent",
     )
 )  # fmt: skip
 _CHECKSUMS: Final = frozenset({"x-amz-checksum-", "x-amz-sdk-checksum-algorithm"})
@@ -30,7 +30,8 @@ _HINTED: Final = ("x-amz-checksum-", "x-amz-sdk-checksum-")
 """Of a body that is unknown when its URL is signed: clients put them there all the same."""
 _BODY: Final = _CHECKSUMS | {"x-amz-decoded-content-length", "x-amz-trailer"}
 _ACL: Final = frozenset({"x-amz-acl"})
-_NEW_OBJECT: Final = _ACL | {METADATA, "x-amz-storage-class"}
+_PLAIN: Final = _ACL | {"x-amz-storage-class"}
+_NEW_OBJECT: Final = _PLAIN | {METADATA}
 _COPY: Final = "x-amz-copy-source"
 _CONDITIONS: Final = ("if-match", "if-modified-since", "if-none-match", "if-unmodified-since")
 _SOURCE: Final = frozenset({_COPY, "x-amz-source-expected-bucket-owner", *(f"{_COPY}-{name}" for name in _CONDITIONS)})
@@ -42,13 +43,14 @@ _ANSWER: Final = frozenset(
         "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
     )
 )  # fmt: skip
-_READ: Final = _ANSWER | {"versionId"}
+_READ: Final = _ANSWER | {"partNumber", "versionId"}
 _READ_HEADERS: Final = _RDMA | {"x-amz-checksum-mode"}
 ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-bucket-object-lock-enabled": frozenset({"false"}),
     "x-amz-object-ownership": frozenset({"BucketOwnerEnforced"}),
     "x-amz-storage-class": frozenset({"STANDARD"}),
-    "x-amz-tagging-directive": frozenset({"COPY"}),
+    "x-amz-acl": frozenset({"private"}),
+    "x-amz-tagging-directive": frozenset({"COPY", "REPLACE"}),
     "versionId": frozenset({"null"}),
 }
 """The only values that are taken of some parameters and headers: those that ask for nothing."""
@@ -85,6 +87,8 @@ class Operation:
             low = name.lower()
             if low in _SIGNED_URL | OF_ANY_REQUEST or (low.startswith(_HINTED) and self._takes(low)):
                 continue
+            if low in ONLY and self._takes(low) and _is_plain(low, value):
+                continue
             if low.startswith("x-amz-"):
                 raise S3Error("NotImplemented", f"{low} in a signed URL is not implemented here; send it as a header")
             if name not in taken or not _is_plain(name, value):
@@ -112,7 +116,14 @@ def _set(*names: str) -> frozenset[str]:
 
 
 COPIES: Final = (
-    Operation("UploadPartCopy", "object", "PUT", "partNumber", _set("uploadId"), _SOURCE | {f"{_COPY}-range"}),
+    Operation(
+        "UploadPartCopy",
+        "object",
+        "PUT",
+        "partNumber",
+        _set("uploadId"),
+        _SOURCE | _CHECKSUMS | _PLAIN | {f"{_COPY}-range"},
+    ),
     Operation(
         "CopyObject",
         "object",
@@ -129,7 +140,7 @@ OPERATIONS: Final = (
         "CreateBucket",
         "bucket",
         "PUT",
-        headers=_ACL | _RDMA | {"x-amz-bucket-object-lock-enabled", "x-amz-object-ownership"},
+        headers=_ACL | _CHECKSUMS | _RDMA | {"x-amz-bucket-object-lock-enabled", "x-amz-object-ownership"},
     ),
     Operation("HeadBucket", "bucket", "HEAD"),
     Operation("DeleteBucket", "bucket", "DELETE"),
@@ -141,7 +152,7 @@ OPERATIONS: Final = (
         "bucket",
         "GET",
         "uploads",
-        _set("prefix", "encoding-type", "max-uploads", "key-marker", "upload-id-marker"),
+        _set("delimiter", "prefix", "encoding-type", "max-uploads", "key-marker", "upload-id-marker"),
     ),
     Operation(
         "ListObjectsV2",
@@ -161,7 +172,7 @@ OPERATIONS: Final = (
         "PUT",
         "partNumber",
         _set("uploadId"),
-        _BODY,
+        _BODY | _PLAIN,
     ),
     Operation("PutObject", "object", "PUT", headers=_BODY | _NEW_OBJECT | _RDMA),
     Operation("ListParts", "object", "GET", "uploadId", _set("max-parts", "part-number-marker")),
@@ -176,9 +187,18 @@ OPERATIONS: Final = (
         "uploads",
         headers=_NEW_OBJECT | _CHECKSUMS,
     ),
-    Operation("CompleteMultipartUpload", "object", "POST", "uploadId", headers=_CHECKSUMS),
+    Operation(
+        "CompleteMultipartUpload",
+        "object",
+        "POST",
+        "uploadId",
+        headers=_CHECKSUMS | _PLAIN | {"x-amz-mp-object-size"},
+    ),
 )
 """The first that fits a request is its operation."""
+
+GET_CHUNKS: Final = Operation("GetChunks", "bucket", "POST", headers=_BODY | _RDMA)
+"""Not S3's: a body that names many chunks, whose bytes go by RDMA."""
 
 
 def operation_of(level: str, method: str, query: Mapping[str, str], *, copies: bool) -> Operation:

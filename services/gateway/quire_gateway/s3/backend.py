@@ -200,16 +200,21 @@ class ObjectBackend:
         """Whether the upload has become this object, of these parts, already: conditions were looked at then."""
         return await self._buckets.completed(*self._at, upload_id) == (key, _etag_of_parts(part_names))
 
-    async def complete(self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], expected: str) -> str:
+    async def complete(
+        self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], expected: str, size: int | None = None
+    ) -> str:
         """The ETag of the object of these parts: nothing is copied. Raises `S3Error`.
 
-        An upload that was completed with the same parts before answers as it did then.
+        An upload that was completed with the same parts before answers as it did then. `size`: that the client expects
+        of the object, in bytes.
         """
         if [number for number, _ in part_names] != sorted({number for number, _ in part_names}):
             raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
         etag = _etag_of_parts(part_names)
         try:
             entry, chosen = await self._object_of(key, upload_id, part_names, etag)
+            if size is not None and entry.size != size:
+                raise S3Error("InvalidRequest", f"The parts have {entry.size} bytes, x-amz-mp-object-size is {size}")
             _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
         except S3Error as error:
             if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):

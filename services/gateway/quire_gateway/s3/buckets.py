@@ -162,7 +162,9 @@ class BucketRequests:
         )
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
-        """ListMultipartUploads."""
+        """ListMultipartUploads. Without a delimiter."""
+        if call.query.get("delimiter"):
+            raise S3Error("NotImplemented", "ListMultipartUploads with a delimiter is not implemented here")
         backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")

@@ -17,7 +17,7 @@ from quire.telemetry import logger, names
 from quire_gateway.access.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
-from quire_gateway.core.s3_operations import Operation, operation_of
+from quire_gateway.core.s3_operations import GET_CHUNKS, Operation, operation_of
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
@@ -197,14 +197,15 @@ class S3Frontend:
         """
         level = "object" if call.key else "bucket" if call.bucket else "service"
         call.check_acl()
+        call.check_owner()
         for at, method, header, handler in self._by_rdma:
             if (at, method) == (level, call.method) and call.header(header):
-                operation = operation_of(level, "GET" if method == "POST" else method, call.query, copies=False)
+                is_post = method == "POST"
+                operation = GET_CHUNKS if is_post else operation_of(level, method, call.query, copies=False)
                 operation.check(call.query, call.http.headers.items())
                 return operation, handler, True
         operation = operation_of(level, call.method, call.query, copies=bool(call.header("x-amz-copy-source")))
         operation.check(call.query, call.http.headers.items())
-        call.check_owner()
         return operation, self._handlers[operation.name], False
 
     async def _sweep(self) -> None:
@@ -235,7 +236,7 @@ def _failed(http: web.BaseRequest, error: Exception, request_id: str) -> web.Res
 def _error(http: web.BaseRequest, error: S3Error, request_id: str) -> web.Response:
     if http.method == "HEAD" or error.status == 304:
         return web.Response(status=error.status, headers=error.headers)
-    body = xml.error_document(error.code, error.message, http.path, request_id)
+    body = xml.error_document(error, http.path, request_id)
     return web.Response(status=error.status, body=body, headers=error.headers | {"Content-Type": "application/xml"})
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from quire.model.buckets import StoredObject
 from quire_gateway.core.preconditions import Preconditions
-from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_range
+from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_part, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
 from quire_gateway.s3.backend import Backend, ObjectBackend
@@ -55,11 +55,15 @@ class ObjectRequests:
         self._bodies = bodies
 
     async def get(self, call: Call) -> web.StreamResponse:
-        """GetObject, HeadObject: ranges and conditions."""
+        """GetObject, HeadObject: ranges and conditions; an object is one part."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         entry = await _found(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
-        span = read_range(call.header("Range"), entry.size)
+        if "partNumber" in call.query:
+            part = call.number("partNumber", 1, 1, _PARTS_MAX)
+            span = read_part(part, call.header("Range"), entry.size)
+        else:
+            span = read_range(call.header("Range"), entry.size)
         headers = _headers(entry)
         headers |= _overrides(call)
         start, end = span or (0, entry.size)
@@ -196,7 +200,10 @@ class ObjectRequests:
         upload_id, expected = call.query["uploadId"], ""
         if call.conditions.of_write and not await backend.was_completed(call.key, upload_id, part_names):
             expected = await expected_etag(backend, call.key, call.conditions)
-        etag = await backend.complete(call.key, upload_id, part_names, expected)
+        size = call.header("x-amz-mp-object-size")
+        if size and not (size.isascii() and size.isdigit()):
+            raise S3Error("InvalidArgument", "x-amz-mp-object-size is a number of bytes")
+        etag = await backend.complete(call.key, upload_id, part_names, expected, int(size) if size else None)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),

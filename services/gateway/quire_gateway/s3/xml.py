@@ -60,10 +60,10 @@ def private_policy(tenant: str) -> bytes:
     return raw.replace(b"<Grantee>", kind)
 
 
-def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
+def error_document(error: S3Error, resource: str, request_id: str) -> bytes:
     """Return S3's answer for an error."""
-    children = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
-    return document("Error", children, namespace="")
+    children = [("Code", error.code), ("Message", error.message), *error.details.items()]
+    return document("Error", [*children, ("Resource", resource), ("RequestId", request_id)], namespace="")
 
 
 def _parsed(body: bytes, name: str) -> Any:

@@ -96,13 +96,14 @@ class LeafArc:
             reach(row, self._parents, self._children, self._sizes, self._often)
         was_in = lists.take(row)
         assert was_in in (0, *self._gone), "a chunk enters a tier once"
-        often = was_in == self._gone[1]
+        often = was_in != 0  # it is back soon after its eviction
         if was_in:
-            same_length, other_length = (lists.count(self._gone[which]) for which in (often, not often))
-            step = size * max(1.0, other_length / (same_length + 1))
-            target = self._target_bytes + (-step if often else step)
+            which = self._gone.index(was_in)
+            length, other_length = lists.count(was_in) + 1, lists.count(self._gone[1 - which])
+            step = size * max(1.0, other_length / length)
+            target = self._target_bytes + (step if which == 0 else -step)
             self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
-            self._gone_bytes[often] -= self._sizes[row]
+            self._gone_bytes[which] -= self._sizes[row]
             self._rows.end_use(row)
         if parent:
             above = self._parents[row] = self._rows.use(parent)
@@ -173,6 +174,7 @@ class LeafArc:
     def evicted(self, key: bytes) -> None:
         """Take out a chunk because of its age, and remember that it was here."""
         row = self._row(key)
+        assert row, "it is in"
         self._leave(row)
         which = self._often[row]
         self._lists.put_last(self._gone[which], row)
@@ -185,7 +187,9 @@ class LeafArc:
 
     def set_aside(self, key: bytes) -> None:
         """Do not look at a chunk again until it is touched or released."""
-        self._set_aside(self._row(key))
+        row = self._row(key)
+        assert row, "it is in"
+        self._set_aside(row)
 
     def _set_aside(self, row: int) -> None:
         self._lists.take(row)

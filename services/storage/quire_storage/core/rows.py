@@ -28,7 +28,7 @@ class KeyRows:
 
     def find(self, key: bytes) -> int:
         """Return the row of a key, `NO_ROW` where it has none."""
-        shard = self._shards.get(_shard_of(key))
+        shard = self._shards.get(_shard_of(key)) if key else None
         return shard.get(key, NO_ROW) if shard is not None else NO_ROW
 
     def use(self, key: bytes) -> int:

@@ -1,0 +1,64 @@
+"""Calls about chunks of many index buckets, on a real Redis and on a real Redis Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import redis.asyncio as redis
+
+from quire.model.index import OBJECT_TIER, records
+from quire.model.keys import BUCKET_CHUNKS
+from quire.testing.contracts.index import chain
+from quire_server.redis import PrefixIndex
+from quire_server.redis.prefix_index import index as index_module
+
+
+@pytest.mark.parametrize("operation", ["register", "evict", "unregister", "join", "add_objects", "expect_objects"])
+async def test_a_call_about_many_buckets_asks_redis_a_few_times(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    index, chunks = PrefixIndex(redis_client), records(chain(200), 0, 200, unchained=True)
+    generations = await index.register(OBJECT_TIER, chunks, 0)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "register": lambda: index.register("a", chunks, 0),
+        "evict": lambda: index.evict(chunks, 0, 0),
+        "unregister": lambda: index.unregister("a", chunks, 0),
+        "join": lambda: index.join("a", chunks, generations),
+        "add_objects": lambda: index.add_objects(chunks, generations),
+        "expect_objects": lambda: index.expect_objects(chunks, 0),
+    }
+    scripts, run = list[str](), cast(Any, index._run)
+
+    async def counted(name: str, *arguments: Any) -> Any:
+        scripts.append(name)
+        return await run(name, *arguments)
+
+    monkeypatch.setattr(index, "_run", counted)
+    await calls[operation]()
+    assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
+
+
+async def test_a_call_that_was_executed_is_not_repeated(redis_cluster_client: redis.Redis) -> None:
+    """One master has lost its scripts: the others have evicted their chunks before that is known."""
+    index, chunks = PrefixIndex(redis_cluster_client), records(chain(200), 0, 200, unchained=True)
+    await index.register("a", chunks, 0)
+    await index.evict(chunks[100:], 0, 0)  # every master has the script
+    cluster: Any = redis_cluster_client
+    await cluster.execute_command("SCRIPT FLUSH", target_nodes=cluster.get_primaries()[0])
+    assert len((await index.evict(chunks[:100], 0, 0)).removed) == 100
+
+
+@pytest.mark.parametrize("fault", [False, True])
+async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: bool
+) -> None:
+    """One call evicts a chunk and its parent; the parent would stay if both buckets were changed at once."""
+    if fault:
+        monkeypatch.setattr(index_module, "_unrelated", lambda groups: [groups])
+    index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)
+    chunks = records(keys, 0, len(keys))
+    await index.register("a", chunks, 0)
+    removed = (await index.evict(chunks[::-1], 0, 0)).removed
+    assert (len(removed) == len(keys)) is not fault
