@@ -41,7 +41,7 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
 
 
 async def test_a_call_that_was_executed_is_not_repeated(redis_cluster_client: redis.Redis) -> None:
-    """One master has lost its scripts: the others have evicted their chunks before that is known."""
+    """A master has lost its scripts. Its calls are repeated; the other masters have evicted their chunks already."""
     index, chunks = PrefixIndex(redis_cluster_client), records(chain(200), 0, 200, unchained=True)
     await index.register("a", chunks, 0)
     await index.evict(chunks[100:], 0, 0)  # every master has the script
@@ -54,7 +54,7 @@ async def test_a_call_that_was_executed_is_not_repeated(redis_cluster_client: re
 async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: bool
 ) -> None:
-    """One call evicts a chunk and its parent; the parent would stay if both buckets were changed at once."""
+    """A chunk and its parent are evicted by one call. Changing both buckets at once would keep the parent."""
     if fault:
         monkeypatch.setattr(index_module, "_unrelated", lambda groups: [groups])
     index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)

@@ -235,8 +235,8 @@ async def test_the_owner_that_a_client_expects_is_compared(scene: Scene) -> None
 
 async def test_the_size_that_a_client_expects_of_an_upload_is_compared(scene: Scene) -> None:
     await request("PUT", f"{scene.url}/uploads", scene.alice)
-    begun = (await request("POST", f"{scene.url}/uploads/a?uploads", scene.alice))[2]
-    (upload,) = re.findall(rb"<UploadId>(.*?)</UploadId>", begun)
+    started = (await request("POST", f"{scene.url}/uploads/a?uploads", scene.alice))[2]
+    (upload,) = re.findall(rb"<UploadId>(.*?)</UploadId>", started)
     target = f"{scene.url}/uploads/a?uploadId={upload.decode()}"
     etag = (await request("PUT", f"{target}&partNumber=1", scene.alice, body=b"12345"))[1]["etag"]
     part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
@@ -356,7 +356,7 @@ async def test_an_answer_that_breaks_off_is_no_answer(scene: Scene) -> None:
 
 
 async def test_a_body_that_ends_too_soon_leaves_nothing(scene: Scene) -> None:
-    """The connection breaks in the middle: no object, and the blob that was begun is garbage by and by."""
+    """The connection breaks in the middle: no object, and the blob that was started is garbage by and by."""
     assert (await request("PUT", f"{scene.url}/broken", scene.alice))[0] in (200, 409)
     url, body = f"{scene.url}/broken/half", b"x" * (20 << 20)
     headers = signed("PUT", url, scene.alice, {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body)

@@ -70,9 +70,8 @@ def script(name: str) -> str:
         KeyError: No script has the name.
     """
     shared = _SHARED[name]
-    shared_parts = (_ENTRY if "cbor_uint" in shared else "") + "".join(
-        map(part, (name_ for name_ in shared if name_ != _EACH))
-    )
+    shared_parts = _ENTRY if "cbor_uint" in shared else ""
+    shared_parts += "".join(part(shared_name) for shared_name in shared if shared_name != _EACH)
     if _EACH in shared:
         return f"{shared_parts}local function change(ARGV)\n{part(name)}end\n{part(_EACH)}"
     return shared_parts + part(name)
