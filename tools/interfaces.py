@@ -59,7 +59,7 @@ could change what a request means is ignored. [S3](../guides/s3.md) shows how it
 {operations}
 
 Any request may have `x-id` and, as headers or in a signed URL, {anywhere}. A header that ends with a hyphen here stands
-for all that begin so. Of these only one value is taken: {only}.
+for all that begin so. Of these no other values are taken: {only}.
 
 With a header, bytes go by UCX to and from the client's memory:
 
@@ -111,7 +111,7 @@ def s3() -> str:
             request, summary = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(RdmaRequests, handler.attr))
             by_rdma.append(f"| `{request}` | `{_constant(condition)}` | {summary} |")
     codes = ", ".join(f"`{code}` ({status})" for code, status in STATUS.items())
-    only = ", ".join(f"`{name}: {next(iter(values))}`" for name, values in ONLY.items())
+    only = ", ".join(f"`{name}: {' or '.join(sorted(values))}`" for name, values in ONLY.items())
     operations, transfers = "\n".join(plain), "\n".join(by_rdma)
     return _S3.format(operations=operations, by_rdma=transfers, codes=codes, anywhere=_names(OF_ANY_REQUEST), only=only)
 
