@@ -145,7 +145,7 @@ def _as_format_2(disk: SimDisk, name: str) -> None:
         new, old = pool_fields(region[at:]), np.zeros(1, dtype=HEADER)
         for field in ("generation", "slab", "slot", "num_layers", "slice_bytes", "flags", "durability"):
             old[field] = new[field]
-        old["magic"], old["stored_ms"] = HEADER_MAGIC, stored_ms(new)
+        old["magic"], old["stored_ms"] = HEADER_MAGIC, stored_ms(np.array([new]))[0]
         body = bytearray(old.tobytes())
         end = HEADER.itemsize + 4 * int(new["num_layers"])
         body[48:192] = region[at + 48 : at + 192].tobytes()
