@@ -21,7 +21,7 @@ import redis.asyncio as redis
 from rich.progress import Progress
 
 from quire.model.errors import NodeUnavailable
-from quire.model.index import records
+from quire.model.index import ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local.embedded_redis import redis_command
@@ -39,13 +39,15 @@ _BILLION: Final = 10**9
 class Shape:
     """Chains of `shortest` to `longest` chunks.
 
-    The first `common` are the same in all. They are stored by `turns` of that many chunks, 0 for whole.
+    The first `common` are the same in all. They are stored by `turns` of that many chunks, 0 for whole. `unchained`:
+    each chunk stands for itself.
     """
 
     shortest: int
     longest: int
     common: int = 0
     turns: int = 0
+    unchained: bool = False
 
     def chains(self, rng: np.random.Generator) -> Iterator[ChunkKeys]:
         """Without an end."""
@@ -54,12 +56,16 @@ class Shape:
             length = int(rng.integers(self.shortest, self.longest + 1))
             yield ChunkKeys(trunk + rng.bytes((length - self.common) * KEY_BYTES))
 
+    def records(self, keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
+        return records(keys, first, count, unchained=self.unchained)
+
 
 SHAPES: Final[dict[str, Shape]] = {
     "chains of 20 to 1,500 chunks": Shape(20, 1500),
     "conversations, a common prompt of 20, in turns of 16": Shape(50, 400, 20, 16),
     "200 chunks behind one root": Shape(200, 200, 1),
     "12 chunks behind one root": Shape(12, 12, 1),
+    "unchained, 200 at a time": Shape(200, 200, unchained=True),
 }
 
 
@@ -114,7 +120,7 @@ async def _measure(url: str, shape: Shape, chunks: int, seed: int, step: Callabl
         started = time.perf_counter()
         size = shape.turns or BUCKET_CHUNKS
         for at in range(0, len(keys), size):
-            await index.register(node, records(keys, at, min(size, len(keys) - at)), 0)
+            await index.register(node, shape.records(keys, at, min(size, len(keys) - at)), 0)
         spent += time.perf_counter() - started
         listed += len(keys) - (shape.common if kept else 0)
         if len(kept) < _ROUNDS:
@@ -132,6 +138,10 @@ async def _measure(url: str, shape: Shape, chunks: int, seed: int, step: Callabl
         "match of its own, µs": await _server_us(client, index, kept),
         "match of 4,096, µs": await _server_us(client, index, [await _long(index, rng)] * _ROUNDS),
     }
+    started = time.perf_counter()
+    evictions = [await index.evict(shape.records(keys, 0, len(keys))[::-1], 0, 0) for keys in kept]
+    measured["evict, µs a chunk"] = (time.perf_counter() - started) / sum(map(len, kept)) * 1e6
+    assert evictions[-1].removed, "nothing extends its last chunk"
     await client.aclose()
     return measured
 

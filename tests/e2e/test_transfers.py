@@ -110,7 +110,7 @@ async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
 
 
 async def test_shards_are_looked_up_together(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request names all shards, or as many as fit a message. Each shard has a lease of its own."""
+    """A request names as many shards as fit into a message. The answer has a lease for each shard."""
     async with QuireClient(cluster.gateway_address) as client:
         shards = []
         for has in (40, 0, 25):

@@ -96,7 +96,7 @@ def test_copies_are_waited_for() -> None:
 
 
 def test_pixels_are_read_behind_their_event() -> None:
-    """Without the wait the returned bytes differ, so the comparison above finds a missing one."""
+    """The returned bytes differ without the wait, so the comparison above finds a missing wait."""
     inputs, info = _latents(2, 64)
     expected = _vaes().decode(inputs, info).pixels
     vaes = _vaes(streams=lambda device: LateCopies())

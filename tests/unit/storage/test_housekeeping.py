@@ -83,8 +83,8 @@ def _followed(*namespaces: bytes) -> _Scene:
     return scene
 
 
-def _long_prefixes_go_from_their_ends() -> None:
-    """A conversation grows, so that its beginning was used and then its end came: no part of the order is of leaves."""
+def _asked_of_a_conversation_that_grows() -> int:
+    """A prefix is used before it is extended, so that no part of the order has leaves only."""
     scene = _followed(ONE)
     for at in range(0, 40, 10):
         scene.use([_chunk(1, each) for each in range(at)])
@@ -92,27 +92,27 @@ def _long_prefixes_go_from_their_ends() -> None:
     scene.enter([_chunk(2, each) for each in range(10)])
     scene.carry_out(quota=25)
     assert (scene.left(1), scene.left(2)) == (list(range(15)), list(range(10)))
-    assert scene.asked == 25, "nothing was asked for in vain"
+    return scene.asked
 
 
 def test_a_conversation_that_has_grown_goes_from_its_end() -> None:
-    _long_prefixes_go_from_their_ends()
+    assert _asked_of_a_conversation_that_grows() == 25, "nothing was asked for in vain"
 
 
 def test_an_order_that_does_not_know_what_is_extended_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: parents were asked for, refused, and asked for again, for ever."""
 
-    def first(self: _Followed, order: _Order, wanted: Callable[[int, int], bool]) -> list[bytes] | None:
+    def first(self: _Followed, order: _Order, is_wanted: Callable[[int, int], bool]) -> list[bytes] | None:
         chosen: list[bytes] = []
         for row in order._lists.rows(order._ranks[0]):
-            if not wanted(row, SIZE * len(chosen)):
+            if not is_wanted(row, SIZE * len(chosen)):
                 break
             chosen.append(self.rows.key(row))
         return chosen or None
 
     monkeypatch.setattr(_Followed, "first", first)
     with pytest.raises(AssertionError):
-        _long_prefixes_go_from_their_ends()
+        assert _asked_of_a_conversation_that_grows() == 25
 
 
 def test_what_is_in_use_is_passed_over_and_asked_for_again() -> None:

@@ -128,7 +128,7 @@ class PrefixIndex(BucketScripts):
         """
         out: list[bool] = []
         common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers)]
-        for groups in _unrelated(_by_bucket(chunks)):
+        for groups in _independent(_by_bucket(chunks)):
             calls = [(fingerprint(group[0].bucket), fingerprints(_keys(group))) for group in groups]
             out += await self._unregister(calls, common, now_ms)
         return out
@@ -161,7 +161,7 @@ class PrefixIndex(BucketScripts):
         """
         removed: list[Gone] = []
         absent: list[bytes] = []
-        for groups in _unrelated(_by_bucket(chunks)):
+        for groups in _independent(_by_bucket(chunks)):
             calls: list[tuple[bytes, list[Any]]] = []
             for group in groups:
                 keys, bucket = _keys(group), group[0].bucket
@@ -471,26 +471,21 @@ def _by_bucket(chunks: Sequence[ChunkRecord]) -> list[list[ChunkRecord]]:
     return [list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
 
 
-def _is_linked(opener: ChunkRecord) -> bool:
-    """Return whether the first of a bucket's chunks has its parent in another bucket."""
-    return bool(opener.parent) and opener.parent_bucket != opener.bucket
+def _is_linked(chunk: ChunkRecord) -> bool:
+    """Return whether a chunk has its parent in another bucket."""
+    return bool(chunk.parent) and chunk.parent_bucket != chunk.bucket
 
 
-def _unrelated(groups: Sequence[list[ChunkRecord]]) -> Iterator[list[list[ChunkRecord]]]:
-    """Cut groups, children before parents, so that no part has a bucket with parents of another bucket's chunks.
+def _independent(groups: Sequence[list[ChunkRecord]]) -> Iterator[list[list[ChunkRecord]]]:
+    """Yield groups in parts that one call may remove: a bucket with links to parents in other buckets is a part alone.
 
-    Links to children have to be gone before a parent is looked at.
+    Its links have to be gone before these parents are looked at.
     """
-    part: list[list[ChunkRecord]] = []
-    above: set[bytes] = set()
-    for group in groups:
-        if group[0].bucket in above:
-            yield part
-            part, above = [], set()
-        part.append(group)
-        above.update(chunk.parent_bucket for chunk in group if chunk.parent_bucket != chunk.bucket)
-    if part:
-        yield part
+    for is_linked, run in groupby(groups, key=lambda group: any(map(_is_linked, group))):
+        if is_linked:
+            yield from ([group] for group in run)
+        else:
+            yield list(run)
 
 
 def _generations(marks: bytes) -> list[int]:

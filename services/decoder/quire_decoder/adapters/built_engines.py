@@ -90,11 +90,11 @@ class Builder(Protocol):
 
 
 class EngineFiles:
-    """Engines of a folder, shared by the devices of this process. One build runs at a time. Thread-safe.
+    """Compiled engines in a folder, for all devices of this process. Builds are serialized. Thread-safe.
 
     Args:
         folder: Where they are. Files in it are run as code, so nobody else may be able to write there.
-        builder: Begins a build.
+        builder: Starts a build.
 
     Raises:
         ConfigInvalid: The folder cannot be made, or others can write there.

@@ -12,8 +12,6 @@ from typing import Final
 
 from quire_gateway.core.s3_errors import S3Error
 
-METADATA: Final = "x-amz-meta-"
-"""Stands for all headers that begin so, as each name with a hyphen at its end does."""
 _EVERYWHERE: Final = frozenset({"x-id"})
 _SIGNED_URL: Final = frozenset(
     f"x-amz-{name}"
@@ -25,13 +23,13 @@ OF_ANY_REQUEST: Final = frozenset(
         "cf-id", "content-sha256", "date", "expected-bucket-owner", "request-payer", "security-token", "user-agent",
     )
 )  # fmt: skip
+_IN_ANY_URL: Final = _SIGNED_URL | OF_ANY_REQUEST
 _CHECKSUMS: Final = frozenset({"x-amz-checksum-", "x-amz-sdk-checksum-algorithm"})
-_HINTED: Final = ("x-amz-checksum-", "x-amz-sdk-checksum-")
-"""Of a body that is unknown when its URL is signed: clients put them there all the same."""
+"""Clients put them into signed URLs, too, though the body is unknown then: there they are not compared."""
 _BODY: Final = _CHECKSUMS | {"x-amz-decoded-content-length", "x-amz-trailer"}
 _ACL: Final = frozenset({"x-amz-acl"})
 _PLAIN: Final = _ACL | {"x-amz-storage-class"}
-_NEW_OBJECT: Final = _PLAIN | {METADATA}
+_NEW_OBJECT: Final = _PLAIN | {"x-amz-meta-"}
 _COPY: Final = "x-amz-copy-source"
 _CONDITIONS: Final = ("if-match", "if-modified-since", "if-none-match", "if-unmodified-since")
 _SOURCE: Final = frozenset({_COPY, "x-amz-source-expected-bucket-owner", *(f"{_COPY}-{name}" for name in _CONDITIONS)})
@@ -66,7 +64,8 @@ class Operation:
         method: Of HTTP.
         subresource: The parameter that selects it; "" for none.
         parameters: Further ones that it takes.
-        headers: `x-amz-` headers that it takes, besides those of any request.
+        headers: `x-amz-` headers that it takes, besides those of any request. A name that ends with a hyphen stands for
+            all that begin with it.
     """
 
     name: str
@@ -85,9 +84,8 @@ class Operation:
         taken = self.parameters | _EVERYWHERE | ({self.subresource} if self.subresource else frozenset())
         for name, value in query.items():
             low = name.lower()
-            if low in _SIGNED_URL | OF_ANY_REQUEST or (low.startswith(_HINTED) and self._takes(low)):
-                continue
-            if low in ONLY and self._takes(low) and _is_plain(low, value):
+            is_plain = _is_in(low, _CHECKSUMS) or (low in ONLY and _is_plain(low, value))
+            if low in _IN_ANY_URL or (is_plain and self._takes(low)):
                 continue
             if low.startswith("x-amz-"):
                 raise S3Error("NotImplemented", f"{low} in a signed URL is not implemented here; send it as a header")
@@ -99,8 +97,11 @@ class Operation:
                 raise S3Error("NotImplemented", f"{self.name} with {_shown(low, value)} is not implemented here")
 
     def _takes(self, header: str) -> bool:
-        names = self.headers | OF_ANY_REQUEST
-        return header in names or any(name.endswith("-") and header.startswith(name) for name in names)
+        return header in OF_ANY_REQUEST or _is_in(header, self.headers)
+
+
+def _is_in(header: str, names: frozenset[str]) -> bool:
+    return header in names or any(name.endswith("-") and header.startswith(name) for name in names)
 
 
 def _is_plain(name: str, value: str) -> bool:
@@ -166,27 +167,14 @@ OPERATIONS: Final = (
     Operation("DeleteObjects", "bucket", "POST", "delete", headers=_BODY),
     Operation("PutObjectAcl", "object", "PUT", "acl", headers=_ACL | _CHECKSUMS),
     Operation("GetObjectAcl", "object", "GET", "acl"),
-    Operation(
-        "UploadPart",
-        "object",
-        "PUT",
-        "partNumber",
-        _set("uploadId"),
-        _BODY | _PLAIN,
-    ),
+    Operation("UploadPart", "object", "PUT", "partNumber", _set("uploadId"), _BODY | _PLAIN),
     Operation("PutObject", "object", "PUT", headers=_BODY | _NEW_OBJECT | _RDMA),
     Operation("ListParts", "object", "GET", "uploadId", _set("max-parts", "part-number-marker")),
     Operation("GetObject", "object", "GET", "", _READ, _READ_HEADERS),
     Operation("HeadObject", "object", "HEAD", "", _READ, _READ_HEADERS),
     Operation("AbortMultipartUpload", "object", "DELETE", "uploadId"),
     Operation("DeleteObject", "object", "DELETE", "", _set("versionId")),
-    Operation(
-        "CreateMultipartUpload",
-        "object",
-        "POST",
-        "uploads",
-        headers=_NEW_OBJECT | _CHECKSUMS,
-    ),
+    Operation("CreateMultipartUpload", "object", "POST", "uploads", headers=_NEW_OBJECT | _CHECKSUMS),
     Operation(
         "CompleteMultipartUpload",
         "object",

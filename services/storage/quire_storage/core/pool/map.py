@@ -187,7 +187,7 @@ class PoolMap:
             raw = pack_pool_header(item.header, slab, slot, generation, revision=revision, salt=drive.salt)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             if self._generation_at(self._where.get(chunk.key)) <= generation:
-                self._point(chunk.key, place.drive << _DRIVE_SHIFT | place.header)
+                self._point(chunk.key, _where_of(place))
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
@@ -198,8 +198,8 @@ class PoolMap:
             chunk, place = item.header.chunk, item.place
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
-            if self._where.get(chunk.key) == place.drive << _DRIVE_SHIFT | place.header:
-                self._mark(place.drive << _DRIVE_SHIFT | place.header, current=False)
+            if self._where.get(chunk.key) == _where_of(place):
+                self._mark(_where_of(place), current=False)
                 self._where.remove(chunk.key)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
@@ -430,7 +430,7 @@ class PoolMap:
             return allocated
         key_at = place.header + _KEY_AT
         if self._drives[place.drive].image[key_at : key_at + KEY_BYTES].tobytes() == key:
-            return self._generation_at(place.drive << _DRIVE_SHIFT | place.header)
+            return self._generation_at(_where_of(place))
         self._generation += 1
         return self._generation
 
@@ -491,3 +491,8 @@ class PoolMap:
             self._allocated[index, header] = self._generation
             places.append(DiskPlace(index, offset, stride, header))
         return places
+
+
+def _where_of(place: DiskPlace) -> int:
+    """Return the number of a header: its drive, and its offset in the drive's image."""
+    return place.drive << _DRIVE_SHIFT | place.header
