@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.index import UNCHAINED_MAX, ChunkRecord, Match, Pin, records
-from quire.model.keys import ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
 from quire.model.object_part import ObjectPart
@@ -30,7 +30,14 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock, end_ms
 from quire_server.core.advice import FetchAdvice, advise
-from quire_server.core.placement import Reader, addresses_of, object_part, readable_each, readable_ranges
+from quire_server.core.placement import (
+    Reader,
+    addresses_of,
+    is_in_objects_alone,
+    object_part,
+    readable_each,
+    readable_ranges,
+)
 from quire_server.limits.turns import FairTurns
 from quire_server.membership.cluster_view import ClusterView
 
@@ -45,7 +52,7 @@ _NOWHERE: Final = Location()
 class LookupIndex(Protocol):
     """Port of look-ups to the index; see `quire_server.redis.PrefixIndex`."""
 
-    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
+    async def match(self, keys: ChunkKeys | KeySample, pin: Pin | None = None) -> Match: ...
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]: ...
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
 
@@ -64,7 +71,7 @@ class Question:
     """The question of a client. `prompt_tokens` and `device` ask for advice.
 
     `unchained`: the keys are no prefix, each stands for itself; then without lease and advice. `scope`: the namespace
-    of a lease on them.
+    of a lease on them. `sample`: of the keys of a prefix, in their place; see `LookupAnswer.wanted_bucket`.
     """
 
     namespace: Namespace
@@ -75,6 +82,7 @@ class Question:
     device: str = ""
     unchained: bool = False
     scope: bytes = b""
+    sample: KeySample | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,8 @@ class LookupAnswer:
     """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`.
 
     For unchained keys `there` says which can be read; `ranges` count those. `tenant`: whose namespace it is, and that
-    tenant's share of links.
+    tenant's share of links. `wanted_bucket`: nothing else is said, as a sample of the keys does not tell. The next
+    question has to have all keys of that bucket, or, if there is no such bucket, all keys.
     """
 
     ranges: Sequence[ChunkRange] = ()
@@ -94,6 +103,7 @@ class LookupAnswer:
     advice: FetchAdvice | None = None
     there: Sequence[int] = ()
     objects: ObjectPart = field(default_factory=ObjectPart)
+    wanted_bucket: int | None = None
 
     @property
     def matched_chunks(self) -> int:
@@ -107,13 +117,14 @@ class LookupAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Readable:
-    """The readable part of a prefix: its keys, who delivers them, and the nodes that are alive."""
+    """The readable part of a prefix: its keys, who delivers them, and the nodes that are alive. See `LookupAnswer`."""
 
-    keys: ChunkKeys
+    keys: ChunkKeys | KeySample
     ranges: Sequence[ChunkRange]
     live: Mapping[str, Node]
     index_us: int
-    objects: ObjectPart
+    objects: ObjectPart = field(default_factory=ObjectPart)
+    wanted_bucket: int | None = None
 
 
 class Lookups:
@@ -205,17 +216,19 @@ class Lookups:
         return LookupAnswer(readable.ranges, nodes, index_us=readable.index_us, objects=readable.objects)
 
     async def _lookup_longest(self, question: Question) -> LookupAnswer:
-        keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
+        keys, ttl_ms = (question.sample or question.keys).distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
         pin = await self._pin(ttl_ms) if ttl_ms else None
         readable = await self._readable(question, keys, pin)
-        matched, tenant = len(readable.keys), self._view.tenant(question.namespace)
+        if readable.wanted_bucket is not None:
+            return LookupAnswer(index_us=readable.index_us, wanted_bucket=readable.wanted_bucket)
+        matched, tenant = _covered(readable.ranges), self._view.tenant(question.namespace)
         self._count(question.namespace, matched, len(keys))
         try:
             advice = self._advise(question, tenant, readable, matched)
         except InvalidRequest:
-            await self._unpin(readable.keys, pin)
+            await self._unpin(readable.keys, matched, pin)
             raise
         nodes = addresses_of(readable.ranges, readable.live)
         answer = LookupAnswer(
@@ -231,6 +244,8 @@ class Lookups:
     async def _lookup_each(self, question: Question) -> LookupAnswer:
         """Look up unchained keys."""
         keys = question.keys.distinct()
+        if question.sample is not None:
+            raise InvalidRequest("of unchained keys all are looked up", field="sample")
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
         if len(keys) > UNCHAINED_MAX:
@@ -255,7 +270,7 @@ class Lookups:
         tenant = self._view.tenant(question.namespace)
         return LookupAnswer(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(present))
 
-    async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
+    async def _readable(self, question: Question, keys: ChunkKeys | KeySample, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""
         live, looked_again, index_us = self._view.storage_nodes(), False, 0
         reader = self._reader(question)
@@ -264,42 +279,49 @@ class Lookups:
             with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys, pin)
             index_us += (time.perf_counter_ns() - started) // 1000
+            if match.wanted_bucket is not None:
+                return _Readable(keys, (), live, index_us, wanted_bucket=match.wanted_bucket)
+            if isinstance(keys, KeySample) and is_in_objects_alone(match, live):
+                await self._unpin(keys, match.count, pin)
+                return _Readable(keys, (), live, index_us, wanted_bucket=len(keys))
             ranges = readable_ranges(match, live, keys, reader)
             if _covered(ranges) < match.count and not looked_again:
                 # A holder is dead, or has joined since the view was taken: its chunks may be acknowledged.
                 await self._view.refresh()
                 live, looked_again = self._view.storage_nodes(), True
                 ranges = readable_ranges(match, live, keys, reader)
-            matched = keys.run(0, match.count)
-            keys = keys.run(0, _covered(ranges))
-            if pin is None or len(keys) == len(matched):
+            covered = _covered(ranges)
+            if pin is None or covered == match.count:
                 return _Readable(keys, ranges, live, index_us, object_part(match, live, ranges))
             # The pinned chunk cannot be read, and might leave the index with its pin: pin a readable one.
-            await self._unpin(matched, pin)
-            if not len(keys):
-                return _Readable(keys, ranges, live, index_us, ObjectPart())
+            await self._unpin(keys, match.count, pin)
+            if not covered:
+                return _Readable(keys, ranges, live, index_us)
+            if isinstance(keys, KeySample) and not keys.has(covered - 1):
+                return _Readable(keys, (), live, index_us, wanted_bucket=(covered - 1) // BUCKET_CHUNKS)
+            keys = keys.run(0, covered)
 
     def _reader(self, question: Question) -> Reader:
         self._turn += 1
         return Reader(question.namespace.layout.chunk_bytes, question.client, self._view.link_rates, self._turn)
 
-    async def _unpin(self, keys: ChunkKeys, pin: Pin | None) -> None:
-        if pin is not None and len(keys):
-            await self._index.unpin(keys.bucket_of(len(keys) - 1), keys.at(len(keys) - 1), pin.lease_id)
+    async def _unpin(self, keys: ChunkKeys | KeySample, count: int, pin: Pin | None) -> None:
+        """Give back the pin on the last of `count` chunks."""
+        if pin is not None and count:
+            await self._index.unpin(keys.bucket_of(count - 1), keys.at(count - 1), pin.lease_id)
 
     async def _pin(self, ttl_ms: int) -> Pin:
         now_ms = await self._clock.known_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=end_ms(now_ms, ttl_ms), ttl_ms=ttl_ms, now_ms=now_ms)
 
-    def _lease(self, pin: Pin, keys: ChunkKeys, match: LookupAnswer, scope: bytes) -> Lease:
-        """Over all of `keys`, which are those that matched."""
+    def _lease(self, pin: Pin, keys: ChunkKeys | KeySample, match: LookupAnswer, scope: bytes) -> Lease:
+        """Over the first of the keys, which matched."""
         return Lease(
             lease_id=pin.lease_id,
-            tip=keys.at(len(keys) - 1),
-            tip_bucket=keys.bucket_of(len(keys) - 1),
+            tip=keys.at(match.matched_chunks - 1),
+            tip_bucket=keys.bucket_of(match.matched_chunks - 1),
             expires_ms=pin.expires_ms,
             ranges=tuple(match.ranges),
-            keys_digest=keys.digest(),
             addresses=match.addresses,
             tenant=match.tenant,
             namespace=scope,

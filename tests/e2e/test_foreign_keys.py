@@ -90,6 +90,12 @@ async def _lookup(world: World) -> None:
         assert found.matched_chunks == 0
     with pytest.raises(NotAllowed):
         await mallory.client.lookup(world.alice.namespace, world.keys)
+    for tenant, is_found in ((world.alice, True), (mallory, False)):
+        named, sample = convert.namespace_to(tenant.namespace), world.keys.sample(9)
+        message = gateway_pb2.KeySample(count=CHUNKS, whole_bucket=9, keys=sample.packed)
+        sampled = gateway_pb2.LookupRequest(namespace=named, sample=message)
+        answer = await call(tenant.client.gateway.Lookup, sampled, timeout_s=20)
+        assert (answer.matched_chunks > 0 or answer.HasField("wanted_bucket")) == is_found
 
 
 async def _fetch(world: World) -> None:

@@ -70,8 +70,8 @@ class _Load:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, _CHUNKS), random_payload(namespace, _CHUNKS)
         await store(self.client, namespace, keys, payload)
-        self.stored[keys.digest()] = namespace, keys, payload
-        assert await self.check(keys.digest()) in (0, _CHUNKS)
+        self.stored[keys.packed] = namespace, keys, payload
+        assert await self.check(keys.packed) in (0, _CHUNKS)
 
     async def check(self, name: bytes) -> int:
         """How many chunks of an acknowledged prefix are found; their bytes are right."""

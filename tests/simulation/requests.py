@@ -33,14 +33,20 @@ async def retain(day: Day, client: QuireClient, prefix: Prefix, rng: random.Rand
 
 
 async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
-    """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss."""
+    """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss.
+
+    A look-up by a sample need not see a repetition; then the fetch of what it found does.
+    """
     keys = list(prefix.keys)
     if rng.random() < 0.5:
         repeated = ChunkKeys(b"".join([keys[0], *keys]))
         buffer = client.allocate(prefix.layout.payload_bytes(len(repeated)))
         try:
             if rng.random() < 0.5:
-                await client.lookup(prefix.namespace, repeated)
+                found = await client.lookup(prefix.namespace, repeated)
+                if not found.matched_chunks:
+                    return "done, nothing found"
+                await client.fetch(found, buffer)
             else:
                 await (await client.store(prefix.namespace, repeated, 0, buffer)).finish()
         except KeysInvalid:

@@ -6,8 +6,10 @@ from typing import Final
 
 import quire.client.delivery as delivery_module
 import quire.client.memory.quiescence as quiescence_module
+import quire.client.samples as samples_module
 import quire.model.keys as keys_module
 import quire.transport.copying as copying_module
+import quire_server.lookups as lookups_module
 import quire_server.redis.prefix_index.bucket_scripts as scripts_module
 import quire_server.redis.prefix_index.index as index_module
 import quire_server.redis.prefix_index.slots as slots_module
@@ -32,7 +34,9 @@ def scale(loop: SimulatedLoop) -> None:
     quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
     vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
     vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
-    vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = BUCKET_CHUNKS
+    for module in (keys_module, index_module, lookups_module, samples_module):
+        vars(module)["BUCKET_CHUNKS"] = BUCKET_CHUNKS
+    vars(samples_module)["_SAMPLED_FROM"] = BUCKET_CHUNKS + 1
     vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
     vars(batches_at_node)["wait_in_thread"] = wait_in_thread
     del slots_module.TAGS[_HASH_TAGS:]  # sweeps of the index ask all of them

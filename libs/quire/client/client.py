@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any, Final
 
 from quire.client.delivery import Delivery
-from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request, shards_at_once
+from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request
 from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
 from quire.client.memory.route_check import RouteCheck
 from quire.client.retrieval import Retrieval, first_of, follow_ms, retrieved
+from quire.client.samples import SampledLookups
 from quire.client.store import StoreSession
 from quire.model.assignment import Assignment, Engine, EngineTable
 from quire.model.descriptor import DeliveryOrder, Descriptor
@@ -100,6 +101,8 @@ class QuireClient:
         await self._transport.start()
         self._transport.on_message(self._on_message)
         self._reachability = RouteCheck(self._transport, self.status)
+        ask, session = partial(call, self._stub.Lookup, timeout_s=self._timeout_s), self._session
+        self._lookups = SampledLookups(ask, self._location, lambda: session is not None and session.takes_samples)
         self._own_address = OwnAddress(self._transport, self._stub, self._timeout_s)
 
     async def close(self) -> None:
@@ -159,27 +162,23 @@ class QuireClient:
         `Advice`); a fetch of it then takes that part, and knows its compute window.
         `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
-        Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
+        Of a long prefix the client sends a sample of the keys, as each block key commits to those before it. Of keys
+        that do not, chunks may be found that are not there: a fetch then misses them.
+
+        Raises `KeysInvalid` for a key that is sent twice, `InvalidRequest` for a lifetime beyond the cluster's,
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
-        request = lookup_request(namespace, keys, self._location, lease_ttl_ms, prompt=prompt, unchained=unchained)
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
-            response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        return lookup_of(namespace, keys, response)
+            shards = [(namespace, keys)]
+            return (await self._lookups.find(shards, lease_ttl_ms, prompt=prompt, unchained=unchained))[0]
 
     async def lookup_shards(
         self, shards: Sequence[tuple[Namespace, ChunkKeys]], *, lease_ttl_ms: int = 60_000, unchained: bool = False
     ) -> list[Lookup]:
         """Look up the same blocks in every rank of an engine, by one request; an answer for each. See `lookup`."""
-        lookups: list[Lookup] = []
-        while part := shards[len(lookups) : len(lookups) + shards_at_once(shards)]:
-            request = lookup_request(*part[0], self._location, lease_ttl_ms, unchained=unchained, other_shards=part[1:])
-            with tracer().start_as_current_span(names.CLIENT_LOOKUP):
-                response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-            answers = (response, *response.other_shards)  # a gateway of the release before answers for the first alone
-            lookups += [lookup_of(*shard, answer) for shard, answer in zip(part, answers, strict=False)]
-        return lookups
+        with tracer().start_as_current_span(names.CLIENT_LOOKUP):
+            return await self._lookups.find(shards, lease_ttl_ms, unchained=unchained)
 
     async def fetch(
         self,
@@ -284,7 +283,9 @@ class QuireClient:
         await self.reach()
         transfer_id = os.urandom(16)
         request = pb.RetrieveRequest(
-            lookup=lookup_request(namespace, keys, self._location, lease_ttl_ms, prompt=prompt, unchained=unchained),
+            lookup=lookup_request(
+                [(namespace, keys)], self._location, lease_ttl_ms, prompt=prompt, unchained=unchained
+            ),
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=urgency.compute_window_us,

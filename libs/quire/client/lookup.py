@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from quire.client.memory.buffers import Buffer
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace
-from quire.model.keys import ChunkKeys
+from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Location
 from quire.model.object_part import ObjectPart
 from quire.model.ranges import ChunkRange
@@ -105,19 +105,18 @@ class Lookup:
 
 
 def lookup_request(
-    namespace: Namespace,
-    keys: ChunkKeys,
+    shards: Sequence[tuple[Namespace, ChunkKeys | KeySample]],
     location: Location,
     lease_ttl_ms: int,
     *,
     prompt: Prompt | None = None,
     unchained: bool = False,
-    other_shards: Iterable[tuple[Namespace, ChunkKeys]] = (),
 ) -> pb.LookupRequest:
-    """Return the message of a look-up. `other_shards` are looked up with the first one."""
+    """Return the message of a look-up of several shards, or of one."""
+    (namespace, keys), *others = shards
     return pb.LookupRequest(
         namespace=convert.namespace_to(namespace),
-        chunk_keys=keys.packed,
+        **_keys_to(keys),
         lease_ttl_ms=lease_ttl_ms,
         host=location.host,
         zone=location.zone,
@@ -125,13 +124,19 @@ def lookup_request(
         device=prompt.device if prompt is not None else "",
         unchained=unchained,
         other_shards=[
-            pb.ShardKeys(namespace=convert.namespace_to(rank), chunk_keys=rank_keys.packed)
-            for rank, rank_keys in other_shards
+            pb.ShardKeys(namespace=convert.namespace_to(rank), **_keys_to(rank_keys)) for rank, rank_keys in others
         ],
     )
 
 
-def shards_at_once(shards: Sequence[tuple[Namespace, ChunkKeys]]) -> int:
+def _keys_to(keys: ChunkKeys | KeySample) -> dict[str, Any]:
+    """Return the fields that say what is looked up."""
+    if isinstance(keys, ChunkKeys):
+        return {"chunk_keys": keys.packed}
+    return {"sample": pb.KeySample(count=keys.count, whole_bucket=keys.whole, keys=keys.packed)}
+
+
+def shards_at_once(shards: Sequence[tuple[Namespace, ChunkKeys | KeySample]]) -> int:
     """Return how many shards one message has room for."""
     return max(1, _KEYS_BYTES_MAX // max(1, *(len(keys.packed) for _, keys in shards)))
 

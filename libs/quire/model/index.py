@@ -41,10 +41,13 @@ class Match:
     """The longest indexed prefix, as runs from its start.
 
     `extended`: an indexed chunk extends the last one of them, the one that was asked for or another one.
+    `wanted_bucket`: of a sample of keys, the bucket in which the prefix ends, where the sample does not say at which
+    chunk; the runs end before it, and nothing is pinned.
     """
 
     runs: tuple[PlacedRun, ...]
     extended: bool = False
+    wanted_bucket: int | None = None
 
     @property
     def count(self) -> int:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from quire.model.fingerprints import fingerprint
 from quire.model.index import (
@@ -23,7 +24,7 @@ from quire.model.index import (
     PlacedRun,
     listing_number,
 )
-from quire.model.keys import ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 
 
 @dataclass(slots=True)
@@ -82,20 +83,48 @@ class MemoryIndex:
 
     # ---- look-ups
 
-    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
+    async def match(self, keys: ChunkKeys | KeySample, pin: Pin | None = None) -> Match:
+        chain, wanted_bucket = list(keys) if isinstance(keys, ChunkKeys) else [], None
+        if isinstance(keys, KeySample):
+            chain, wanted_bucket = self._chain_of(keys)
+        entries = list(takewhile(lambda entry: entry is not None, map(self.state.entries.get, chain)))
         runs: list[PlacedRun] = []
-        matched = 0
-        for key in keys:
-            entry = self.state.entries.get(key)
-            if entry is None:
-                break
-            matched += 1
+        for entry in entries:
+            assert entry is not None
             count = runs.pop().count if runs and runs[-1].nodes == entry.nodes else 0
             runs.append(PlacedRun(count + 1, entry.nodes))
-        if matched and pin is not None:
-            self._pin(keys.at(matched - 1), pin)
-        extended = matched > 0 and self.state.entries[keys.at(matched - 1)].children > 0
-        return Match(tuple(runs), extended)
+        if wanted_bucket is not None:
+            return Match(tuple(runs), wanted_bucket=wanted_bucket)
+        last = entries[-1] if entries else None
+        if last is not None and pin is not None:
+            self._pin(last.record.key, pin)
+        return Match(tuple(runs), last is not None and last.children > 0)
+
+    def _chain_of(self, keys: KeySample) -> tuple[list[bytes], int | None]:
+        """Return the keys of a prefix up to where it ends, or to the bucket in which it does, and that bucket."""
+        chain: list[bytes] = []
+        for number, first in enumerate(range(0, len(keys), BUCKET_CHUNKS)):
+            places = range(first, min(first + BUCKET_CHUNKS, len(keys)))
+            if all(map(keys.has, places)):
+                part = [keys.at(at) for at in places]
+            else:
+                part = self._back(keys.at(places[-1]), len(places))
+                if not part or part[0] != keys.at(first):
+                    return chain, number if keys.at(first) in self.state.entries else None
+            chain += part
+            if not all(key in self.state.entries for key in part):
+                break
+        return chain, None
+
+    def _back(self, key: bytes, count: int) -> list[bytes]:
+        """Return `count` keys of a chain up to this one, which are all of one bucket; none if there are not as many."""
+        part: list[bytes] = []
+        entry = self.state.entries.get(key)
+        bucket = entry.record.bucket if entry is not None else b""
+        while entry is not None and entry.record.bucket == bucket and len(part) < count:
+            part.insert(0, entry.record.key)
+            entry = self.state.entries.get(entry.record.parent)
+        return part if len(part) == count else []
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         return [nodes for _, nodes in await self.entries(chunks)]

@@ -61,6 +61,11 @@ class SessionChannel:
         self._session: _Session | None = None
         self._leaving: set[_Session] = set()
 
+    @property
+    def takes_samples(self) -> bool:
+        """Whether the gateway has said that look-ups may have samples of keys."""
+        return self._session is not None and self._session.takes_samples
+
     def unary_unary(self, path: str, *serializers: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
         """A request in the session; asked again in the next one if a gateway stopped before it took it."""
         field = field_of(path)
@@ -197,6 +202,7 @@ class _Session:
         self._stream: Any = None
         self._writing = False
         self._token = b""
+        self.takes_samples = False
         self._renew_s = self._grace_s = 0.0
         self._received = self._confirmed = 0
         self._leaving = self._closing = False
@@ -365,7 +371,7 @@ class _Session:
             if self._token:  # the one that this client had is over, and what was asked in it
                 self._fail(_error(grpc.StatusCode.UNAVAILABLE, "the gateway does not know the session any more"))
             self._received = self._confirmed = 0
-        self._token = opened.session
+        self._token, self.takes_samples = opened.session, opened.takes_samples
         self._renew_s, self._grace_s = opened.renew_ms / 1000, opened.grace_ms / 1000
         self._hear(response.heard)
         self._outgoing = deque(self._unheard)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final
 
 from quire.model.index import OBJECT_TIER, Match
-from quire.model.keys import ChunkKeys
+from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.object_part import ObjectPart
 from quire.model.ranges import ChunkRange, clip
@@ -68,11 +68,14 @@ class Reader:
     turn: int = 0
 
 
-def readable_ranges(match: Match, live: Mapping[str, Node], keys: ChunkKeys, reader: Reader) -> list[ChunkRange]:
+def readable_ranges(
+    match: Match, live: Mapping[str, Node], keys: ChunkKeys | KeySample, reader: Reader
+) -> list[ChunkRange]:
     """The longest part of `match` of which every chunk can be read, and where.
 
     Of several replicas the nearest to the client is taken. Those equally near take turns, range by range, by what
-    their links have left. What only the object tier has goes to the nodes with the strongest claim on it.
+    links have left. What only the object tier has goes to the nodes with the strongest claim on it. A sample of the
+    keys is enough unless a part `is_in_objects_alone`.
     """
     ranges: list[ChunkRange] = []
     choice = _Choice(live, reader)
@@ -89,6 +92,11 @@ def readable_ranges(match: Match, live: Mapping[str, Node], keys: ChunkKeys, rea
             break
         first += run.count
     return ranges
+
+
+def is_in_objects_alone(match: Match, live: Mapping[str, Node]) -> bool:
+    """Return whether a part of a match can be read from the object tier only: its keys say which nodes do."""
+    return any(OBJECT_TIER in run.nodes and not any(name in live for name in run.nodes) for run in match.runs)
 
 
 def object_part(match: Match, live: Mapping[str, Node], ranges: Sequence[ChunkRange]) -> ObjectPart:

@@ -9,7 +9,7 @@ from typing import Protocol
 from quire.model.durability import Durability
 from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.index import ChunkRecord, Drop, Evicted, Held, Listing, Match, ObjectMark, Pin
-from quire.model.keys import ChunkKeys
+from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Node
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_server.clock import Clock
@@ -20,7 +20,7 @@ __all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook"
 class Index(Protocol):
     """The prefix-closed index; see `quire_server.redis.PrefixIndex`."""
 
-    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
+    async def match(self, keys: ChunkKeys | KeySample, pin: Pin | None = None) -> Match: ...
     async def register(
         self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, fresh: int = 0
     ) -> list[int]: ...

@@ -69,7 +69,6 @@ def _lease(clock: FakeClock, *ranges: ChunkRange, keys: ChunkKeys = KEYS) -> Lea
         tip_bucket=keys.at(0),
         expires_ms=clock.now_ms() + 1000,
         ranges=ranges,
-        keys_digest=keys.digest(),
         addresses={"a": "a:1", "b": "b:1"},
         tenant=TENANT,
     )

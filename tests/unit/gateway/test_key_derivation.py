@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import cbor2
 import pytest
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
@@ -63,7 +65,7 @@ class _Seen:
         self.keys: list[ChunkKeys] = []
 
     async def lookup(self, question: Question) -> LookupAnswer:
-        self.keys.append(question.keys)
+        self.keys.append(question.keys if question.sample is None else ChunkKeys(question.sample.packed))
         return LookupAnswer([ChunkRange("a", 0, len(question.keys))])
 
     async def lookup_all(self, questions: Sequence[Question]) -> list[LookupAnswer]:
@@ -130,6 +132,8 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
     )
     context: Any = type("Context", (), {"invocation_metadata": lambda _: ()})()
     named: Any = {"namespace": convert.namespace_to(SPACE), "chunk_keys": KEYS.packed}
+    sample = pb.KeySample(count=len(KEYS), whole_bucket=0, keys=KEYS.packed)
+    sampled: Any = {"namespace": convert.namespace_to(SPACE), "sample": sample}
     sized = LAYOUT.num_layers, LAYOUT.chunk_tokens, LAYOUT.slice_bytes
     target = RdmaTarget(b"w", 4096, 1 << 30, b"k")
     descriptor = convert.descriptor_to(Descriptor(KEYS, *sized, DeliveryOrder.AUTO, target))
@@ -137,11 +141,10 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
     scope = derivation.scope(SPACE.tag)
     lease = Lease(
         lease_id=bytes(16),
-        tip=b"",
+        tip=(await derivation.derive(SPACE.tag, KEYS)).at(len(KEYS) - 1),
         tip_bucket=b"",
         expires_ms=1 << 60,
-        ranges=(),
-        keys_digest=(await derivation.derive(SPACE.tag, KEYS)).digest(),
+        ranges=(ChunkRange("a", 0, len(KEYS)),),
         namespace=scope,
     )
     token = LeaseSigner(*config.secrets).sign(lease)
@@ -153,7 +156,10 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         on_existing=convert.on_existing_to(OnExisting.SKIP),
     )
     requests: dict[str, list[Any]] = {
-        "Lookup": [pb.LookupRequest(**named, other_shards=[pb.ShardKeys(**named)])],
+        "Lookup": [
+            pb.LookupRequest(**named, other_shards=[pb.ShardKeys(**named)]),
+            pb.LookupRequest(**sampled, other_shards=[pb.ShardKeys(**sampled)]),
+        ],
         "Evict": [pb.EvictRequest(**named)],
         "Demote": [pb.DemoteRequest(**named)],
         "Assign": [pb.AssignRequest(**named)],
@@ -212,7 +218,7 @@ async def test_operators_are_told_the_keys_of_clients() -> None:
 
 @pytest.mark.parametrize("namespace", [b"", SPACE.tag])
 def test_a_lease_names_the_namespace_of_its_keys(namespace: bytes) -> None:
-    """Without one it is what the release before writes and reads."""
+    """So does one of the release before, which has a digest of the keys besides, and no namespace if that is empty."""
     signer = LeaseSigner(SECRET)
     lease = Lease(
         lease_id=b"i" * 16,
@@ -220,7 +226,9 @@ def test_a_lease_names_the_namespace_of_its_keys(namespace: bytes) -> None:
         tip_bucket=b"b" * 32,
         expires_ms=5,
         ranges=(),
-        keys_digest=KEYS.digest(),
         namespace=namespace,
     )
     assert signer.open(signer.sign(lease)) == lease
+    fields = [lease.lease_id, lease.tip, lease.tip_bucket, 5, [], bytes(32), {}, ["", 1.0, 0]]
+    body = cbor2.dumps([5, *fields, namespace] if namespace else [4, *fields])
+    assert signer.open(hmac.digest(SECRET, b"quire lease 1" + body, "sha256") + body) == lease

@@ -81,7 +81,6 @@ async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
         tip_bucket=keys.at(0),
         expires_ms=clock.now_ms() + 1000,
         ranges=(ChunkRange("a", 0, 1),),
-        keys_digest=keys.digest(),
     )
     context: Any = SimpleNamespace(invocation_metadata=dict)
 

@@ -97,7 +97,6 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
         tip_bucket=keys.at(0),
         expires_ms=1000,
         ranges=(ChunkRange("a", 0, 1), ChunkRange("b", 1, 1)),
-        keys_digest=keys.digest(),
         addresses={"a": "a:1", "b": "b:1"},
         tenant=TenantPolicy("t", 2.0, 7),
     )
@@ -108,6 +107,9 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
     lease.check_keys(keys)
     with pytest.raises(LeaseForged, match="keys"):
         lease.check_keys(keys.run(0, 1))
+    with pytest.raises(LeaseForged, match="keys"):
+        lease.check_keys(ChunkKeys(keys.at(0) + bytes(32)))
+    lease.check_keys(ChunkKeys(bytes(32) + keys.at(1)))  # its last key commits to another one before
     with pytest.raises(LeaseExpired):
         lease.check_fresh(1000)
     with pytest.raises(LeaseForged):

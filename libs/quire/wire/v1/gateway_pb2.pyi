@@ -137,16 +137,18 @@ class SessionStopped(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("session", "resumed", "renew_ms", "grace_ms")
+    __slots__ = ("session", "resumed", "renew_ms", "grace_ms", "takes_samples")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RENEW_MS_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     resumed: bool
     renew_ms: int
     grace_ms: int
-    def __init__(self, session: _Optional[bytes] = ..., resumed: _Optional[bool] = ..., renew_ms: _Optional[int] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+    takes_samples: bool
+    def __init__(self, session: _Optional[bytes] = ..., resumed: _Optional[bool] = ..., renew_ms: _Optional[int] = ..., grace_ms: _Optional[int] = ..., takes_samples: _Optional[bool] = ...) -> None: ...
 
 class SessionRenew(_message.Message):
     __slots__ = ("authorization",)
@@ -308,7 +310,7 @@ class SetThetaResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace", "chunk_keys", "tokens", "lease_ttl_ms", "host", "zone", "prompt_tokens", "device", "unchained", "other_shards")
+    __slots__ = ("namespace", "chunk_keys", "tokens", "lease_ttl_ms", "host", "zone", "prompt_tokens", "device", "unchained", "other_shards", "sample")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +321,7 @@ class LookupRequest(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     UNCHAINED_FIELD_NUMBER: _ClassVar[int]
     OTHER_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -329,18 +332,31 @@ class LookupRequest(_message.Message):
     device: str
     unchained: bool
     other_shards: _containers.RepeatedCompositeFieldContainer[ShardKeys]
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., lease_ttl_ms: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., device: _Optional[str] = ..., unchained: _Optional[bool] = ..., other_shards: _Optional[_Iterable[_Union[ShardKeys, _Mapping]]] = ...) -> None: ...
+    sample: KeySample
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., lease_ttl_ms: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., device: _Optional[str] = ..., unchained: _Optional[bool] = ..., other_shards: _Optional[_Iterable[_Union[ShardKeys, _Mapping]]] = ..., sample: _Optional[_Union[KeySample, _Mapping]] = ...) -> None: ...
 
 class ShardKeys(_message.Message):
-    __slots__ = ("namespace", "chunk_keys")
+    __slots__ = ("namespace", "chunk_keys", "sample")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     namespace: _common_pb2.Namespace
     chunk_keys: bytes
-    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ...) -> None: ...
+    sample: KeySample
+    def __init__(self, namespace: _Optional[_Union[_common_pb2.Namespace, _Mapping]] = ..., chunk_keys: _Optional[bytes] = ..., sample: _Optional[_Union[KeySample, _Mapping]] = ...) -> None: ...
+
+class KeySample(_message.Message):
+    __slots__ = ("count", "whole_bucket", "keys")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    whole_bucket: int
+    keys: bytes
+    def __init__(self, count: _Optional[int] = ..., whole_bucket: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found", "object_ranges", "object_speeds", "arriving_chunks", "other_shards")
+    __slots__ = ("matched_chunks", "lease", "lease_expires_ms", "ranges", "nodes", "index_us", "advice", "found", "object_ranges", "object_speeds", "arriving_chunks", "other_shards", "wanted_bucket")
     class ObjectSpeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +376,7 @@ class LookupResponse(_message.Message):
     OBJECT_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     OTHER_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BUCKET_FIELD_NUMBER: _ClassVar[int]
     matched_chunks: int
     lease: bytes
     lease_expires_ms: int
@@ -372,7 +389,8 @@ class LookupResponse(_message.Message):
     object_speeds: _containers.MessageMap[str, _common_pb2.ObjectSpeed]
     arriving_chunks: int
     other_shards: _containers.RepeatedCompositeFieldContainer[LookupResponse]
-    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ..., object_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., object_speeds: _Optional[_Mapping[str, _common_pb2.ObjectSpeed]] = ..., arriving_chunks: _Optional[int] = ..., other_shards: _Optional[_Iterable[_Union[LookupResponse, _Mapping]]] = ...) -> None: ...
+    wanted_bucket: int
+    def __init__(self, matched_chunks: _Optional[int] = ..., lease: _Optional[bytes] = ..., lease_expires_ms: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ..., index_us: _Optional[int] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., found: _Optional[bytes] = ..., object_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., object_speeds: _Optional[_Mapping[str, _common_pb2.ObjectSpeed]] = ..., arriving_chunks: _Optional[int] = ..., other_shards: _Optional[_Iterable[_Union[LookupResponse, _Mapping]]] = ..., wanted_bucket: _Optional[int] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("take_chunks", "compute_window_us", "rate_bytes_per_s", "ttft_us", "ttft_all_us", "ttft_none_us")

@@ -32,15 +32,6 @@ local function open(at)
   pages, changed, added, pinned, outside, unpacked = {}, {}, {}, nil, {}, {}
   root = load(0)
 end
--- The index in a list of (row, ...) of the last one that is not behind a row; 1 - stride if all are.
-local function place_of(list, stride, row)
-  local low, high = 0, #list / stride
-  while low < high do
-    local middle = math.floor((low + high + 1) / 2)
-    if list[(middle - 1) * stride + 1] <= row then low = middle else high = middle - 1 end
-  end
-  return (low - 1) * stride + 1
-end
 local function insert(list, at, ...)
   for i = select('#', ...), 1, -1 do table.insert(list, at, (select(i, ...))) end
 end

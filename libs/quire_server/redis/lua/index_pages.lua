@@ -41,6 +41,15 @@ local function page_with(cell, root, print)
   local page = id and redis.call('GET', page_key(cell, id))
   return page, page and row_of(page, print)
 end
+-- The index in a list of (row, ...) of the last one that is not behind a row; 1 - stride if all are.
+local function place_of(list, stride, row)
+  local low, high = 0, #list / stride
+  while low < high do
+    local middle = math.floor((low + high + 1) / 2)
+    if list[(middle - 1) * stride + 1] <= row then low = middle else high = middle - 1 end
+  end
+  return (low - 1) * stride + 1
+end
 -- Whether an indexed chunk extends a row.
 local function is_extended(page, row)
   local _, links, extra = unpack(about(page))

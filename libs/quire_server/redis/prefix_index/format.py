@@ -44,13 +44,14 @@ def pin_arguments(pin: Pin) -> list[Any]:
 
 def runs_of(flat: Sequence[Any]) -> Match:
     """Convert the answer of `match`; neighbours of one placement form one run."""
+    state = int(flat[0])
     runs: list[PlacedRun] = []
     for count, placement in zip(flat[1::2], flat[2::2], strict=True):
         nodes = nodes_of(placement)
         if runs and runs[-1].nodes == nodes:
             count += runs.pop().count
         runs.append(PlacedRun(count, nodes))
-    return Match(tuple(runs), bool(flat[0]))
+    return Match(tuple(runs), state == 1, -state - 1 if state < 0 else None)
 
 
 def nodes_of(placement: bytes) -> tuple[str, ...]:

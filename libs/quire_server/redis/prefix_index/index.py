@@ -27,7 +27,7 @@ from quire.model.index import (
     ObjectMark,
     Pin,
 )
-from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.prefix_index.format import nodes_of, pin_arguments, runs_of
@@ -63,30 +63,28 @@ class PrefixIndex(BucketScripts):
     `draw` makes the random bytes of generations.
     """
 
-    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
+    async def match(self, keys: ChunkKeys | KeySample, pin: Pin | None = None) -> Match:
         """The longest indexed prefix of `keys`. `pin`: its last chunk is kept from that very moment on."""
         if len(keys) == 0:
             return Match(())
-        prints = fingerprints(keys.packed)
-        step = BUCKET_CHUNKS * PRINT_BYTES
-        openers = [prints[at : at + PRINT_BYTES] for at in range(0, len(prints), step)]
         if self._cluster:
-            return await self._match_each(prints, openers, pin)
-        names, arguments = [bucket_key(opener) for opener in openers], [prints, BUCKET_CHUNKS, len(openers)]
+            return await self._match_each(keys, pin)
+        opener = fingerprint(keys.at(0))
+        names, arguments = [bucket_key(opener)], [fingerprints(keys.packed), len(keys), BUCKET_CHUNKS]
+        arguments += [*keys.whole_buckets, len(TAGS)]
         if pin is not None:
-            names += [pins_key(opener) for opener in openers]
+            names.append(pins_key(opener))
             arguments += pin_arguments(pin)
         return runs_of(await self._run("match", names, arguments))
 
-    async def _match_each(self, prints: bytes, openers: list[bytes], pin: Pin | None) -> Match:
+    async def _match_each(self, keys: ChunkKeys | KeySample, pin: Pin | None) -> Match:
         """Match bucket by bucket. Chunks that are evicted between the match and the pin are looked up again."""
         while True:
-            match = runs_of(await self._match_buckets(prints, openers))
-            if pin is None or not match.count:
+            match = runs_of(await self._match_buckets(keys))
+            if pin is None or not match.count or match.wanted_bucket is not None:
                 return match
-            tip = (match.count - 1) * PRINT_BYTES
-            opener = openers[(match.count - 1) // BUCKET_CHUNKS]
-            arguments = [prints[tip : tip + PRINT_BYTES], *pin_arguments(pin)]
+            opener = fingerprint(keys.bucket_of(match.count - 1))
+            arguments = [fingerprint(keys.at(match.count - 1)), *pin_arguments(pin)]
             if await self._run("pin", [bucket_key(opener), pins_key(opener)], arguments):
                 return match
 
@@ -433,17 +431,26 @@ class PrefixIndex(BucketScripts):
             await self._unlink([parent, elsewhere + name, child, b""], now_ms)
         return generations
 
-    async def _match_buckets(self, prints: bytes, openers: Sequence[bytes]) -> list[Any]:
-        step = BUCKET_CHUNKS * PRINT_BYTES
-        parts = [prints[at : at + step] for at in range(0, len(prints), step)]
-        calls: list[tuple[list[bytes], list[Any]]] = [
-            ([bucket_key(opener)], [part, BUCKET_CHUNKS, 1]) for opener, part in zip(openers, parts, strict=True)
-        ]
+    async def _match_buckets(self, keys: ChunkKeys | KeySample) -> list[Any]:
+        prints, sizes, at = fingerprints(keys.packed), list[int](), 0
+        calls = list[tuple[list[bytes], list[Any]]]()
+        first, stop = keys.whole_buckets
+        for number in range(-(-len(keys) // BUCKET_CHUNKS)):
+            size, is_whole = min(BUCKET_CHUNKS, len(keys) - number * BUCKET_CHUNKS), first <= number < stop
+            end = at + (size if is_whole else min(2, size)) * PRINT_BYTES
+            name = bucket_key(prints[at : at + PRINT_BYTES])
+            calls.append(([name], [prints[at:end], size, BUCKET_CHUNKS, 0, int(is_whole), len(TAGS)]))
+            sizes.append(size)
+            at = end
         flat: list[Any] = [0]
-        for part, (extended, *runs) in zip(parts, await self._all("match", calls), strict=True):
+        answers = await self._all("match", calls)
+        for number, (size, (state, *runs)) in enumerate(zip(sizes, answers, strict=True)):
             flat += runs
-            flat[0] = extended if runs else flat[0]
-            if sum(runs[::2]) * PRINT_BYTES < len(part):
+            if state < 0:
+                flat[0] = -number - 1
+            elif runs:
+                flat[0] = state
+            if sum(runs[::2]) < size:
                 break
         return flat
 

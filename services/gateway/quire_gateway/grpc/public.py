@@ -11,7 +11,7 @@ from typing import Any, Final
 from quire.model.errors import DeadlineExceeded, InvalidRequest, NotAllowed
 from quire.model.hashing import tenant_name
 from quire.model.images import ImageAttributes, ImageEntry
-from quire.model.keys import ChunkKeys
+from quire.model.keys import ChunkKeys, KeySample
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
 from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
@@ -269,6 +269,8 @@ class GatewayServicer(GatewayServiceServicer):
         if request.lookup.other_shards:
             raise InvalidRequest("a delivery is of one shard", field="lookup.other_shards")
         question = await self._question(request.lookup, principal)
+        if question.sample is not None:
+            raise InvalidRequest("a delivery needs all keys", field="lookup.sample")
         requested = convert.descriptor_from(request.descriptor, question.keys)
         urgency = convert.urgency_from(request)
         self._addresses.check(principal, requested.target)
@@ -335,21 +337,25 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def _question(self, request: pb.LookupRequest, principal: Principal) -> Question:
         namespace = convert.namespace_from(request.namespace)
-        if request.tokens and request.chunk_keys:
-            raise InvalidRequest("give either keys or tokens", field="chunk_keys")
+        if bool(request.tokens) + bool(request.chunk_keys) + request.HasField("sample") > 1:
+            raise InvalidRequest("give keys, tokens, or a sample of keys", field="chunk_keys")
         if request.tokens:
             keys = await self._hashing.keys(namespace, request.tokens, principal.tenant or namespace.tenant)
         else:
-            keys = ChunkKeys(request.chunk_keys)
+            keys = ChunkKeys(request.sample.keys or request.chunk_keys)
+        keys, sample = await self._derivation.derive(namespace.tag, keys), None
+        if request.HasField("sample"):
+            sample = KeySample(request.sample.count, request.sample.whole_bucket, keys.packed)
         return Question(
             namespace=namespace,
-            keys=await self._derivation.derive(namespace.tag, keys),
+            keys=keys,
             lease_ttl_ms=request.lease_ttl_ms,
             client=Location(request.host, request.zone),
             prompt_tokens=request.prompt_tokens,
             device=request.device,
             unchained=request.unchained,
             scope=self._derivation.scope(namespace.tag),
+            sample=sample,
         )
 
     async def _forward(self, method: Any, request: Any) -> Any:
@@ -375,6 +381,8 @@ def _by_shard(request: pb.LookupRequest) -> list[pb.LookupRequest]:
     requests = [request]
     for shard in request.other_shards:
         shard_request = pb.LookupRequest(namespace=shard.namespace, chunk_keys=shard.chunk_keys)
+        if shard.HasField("sample"):
+            shard_request.sample.CopyFrom(shard.sample)
         shard_request.lease_ttl_ms, shard_request.unchained = request.lease_ttl_ms, request.unchained
         shard_request.host, shard_request.zone = request.host, request.zone
         requests.append(shard_request)
@@ -407,6 +415,7 @@ def _found(match: LookupAnswer, question: Question, arriving: Sequence[ChunkRang
         advice=_advice(match.advice) if match.advice is not None else None,
         object_ranges=convert.ranges_to(match.objects.ranges),
         object_speeds={name: convert.object_speed_to(speed) for name, speed in match.objects.speeds.items()},
+        wanted_bucket=match.wanted_bucket,
     )
 
 

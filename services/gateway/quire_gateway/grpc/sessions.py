@@ -93,6 +93,7 @@ class Sessions:
                     resumed=resumed,
                     renew_ms=self._config.session_renew_ms,
                     grace_ms=self._config.session_grace_ms,
+                    takes_samples=True,
                 ),
             )
             async for response in session.responses(stream):
