@@ -25,7 +25,7 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
         "register": lambda: index.register("a", chunks, 0),
         "evict": lambda: index.evict(chunks, 0, 0),
         "unregister": lambda: index.unregister("a", chunks, 0),
-        "join": lambda: index.join("a", chunks, generations),
+        "join": lambda: index.join("a", chunks, generations, only_in_object=True),
         "add_objects": lambda: index.add_objects(chunks, generations),
         "expect_objects": lambda: index.expect_objects(chunks, 0),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,7 +53,9 @@ class ScriptedIndex:
         self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
         return [int(mark) for mark in answer]
 
-    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+    async def join(
+        self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
         return [True] * len(records)
 
     async def add_objects(
@@ -106,8 +108,6 @@ class ScriptedIndex:
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         self.withdrawn += [record.key for record in records]
 
-    async def release(self, lease: bytes) -> None: ...
-
 
 class OpenValve:
     """A scheduler that grants whatever is asked."""
@@ -137,7 +137,9 @@ class Alone:
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         raise NodeUnavailable(node.node_id)
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
+    async def replicate(
+        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+    ) -> list[int]:
         raise NodeUnavailable(node.node_id)
 
 

@@ -11,6 +11,7 @@ import quire.model.keys as keys_module
 import quire.transport.copying as copying_module
 import quire_server.lookups as lookups_module
 import quire_server.redis.prefix_index.bucket_scripts as scripts_module
+import quire_server.redis.prefix_index.format as format_module
 import quire_server.redis.prefix_index.index as index_module
 import quire_server.redis.prefix_index.slots as slots_module
 from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
@@ -34,7 +35,7 @@ def scale(loop: SimulatedLoop) -> None:
     quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
     vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
     vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
-    for module in (keys_module, index_module, lookups_module, samples_module):
+    for module in (keys_module, index_module, format_module, lookups_module, samples_module):
         vars(module)["BUCKET_CHUNKS"] = BUCKET_CHUNKS
     vars(samples_module)["_SAMPLED_FROM"] = BUCKET_CHUNKS + 1
     vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000

@@ -270,14 +270,15 @@ class MemoryIndex:
         """Children are counted with their entries here."""
         return 0, 0
 
-    async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        return [
-            self._join(node_id, chunk.key, generation) for chunk, generation in zip(chunks, generations, strict=True)
-        ]
+    async def join(
+        self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
+        pairs = zip(chunks, generations, strict=True)
+        return [self._join(node_id, chunk.key, generation, only_in_object) for chunk, generation in pairs]
 
-    def _join(self, node_id: str, key: bytes, generation: int) -> bool:
+    def _join(self, node_id: str, key: bytes, generation: int, only_in_object: bool) -> bool:
         entry = self.state.entries.get(key)
-        if entry is None or entry.generation != generation or OBJECT_TIER not in entry.nodes:
+        if entry is None or entry.generation != generation or (only_in_object and OBJECT_TIER not in entry.nodes):
             return False
         if node_id not in entry.nodes:
             entry.nodes += (node_id,)

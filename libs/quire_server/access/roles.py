@@ -22,9 +22,7 @@ _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Allocate", "Evict", "Demote", "Assign"), _GATEWAY),
     **dict.fromkeys(("PutImage", "HeadImage", "DeleteImage", "ListImages", "RouteImage", "FinishImage"), _GATEWAY),
     **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta", "SetObjectTheta"), _GATEWAY),
-    **dict.fromkeys(
-        ("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies", "Release"), _GATEWAY | _STORAGE
-    ),
+    **dict.fromkeys(("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies"), _GATEWAY | _STORAGE),
     **dict.fromkeys(("CommitObjects", "Join", "Withdraw", "WithdrawHeld", "GetGenerations"), _STORAGE),
     **dict.fromkeys(("GetListing", "ListHoldings", "TakeDrops", "SettleDrops"), _STORAGE),
     **dict.fromkeys(("ReportDamage", "ReportRebuilt"), _STORAGE),

@@ -46,10 +46,12 @@ class Reports:
         )
         return generations
 
-    async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List a node in these very entries; False for one that has ended."""
+    async def join(
+        self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
+        """List a node in these very entries; False for one that has ended. See `PrefixIndex.join`."""
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            marks = await self._index.join(node_id, chunks, generations)
+            marks = await self._index.join(node_id, chunks, generations, only_in_object=only_in_object)
         self._announcements.stored(
             node_id, [chunk for chunk, is_listed in zip(chunks, marks, strict=True) if is_listed]
         )

@@ -82,13 +82,18 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
-        chunks = _records(request.chunks)
-        generations = await self._reports.commit(request.node_id, chunks, request.fresh_generation)
+        chunks, within = _records(request.chunks), list(request.within)
+        if within:
+            marks = await self._reports.join(request.node_id, chunks, within, only_in_object=False)
+            generations = [generation if mark else 0 for generation, mark in zip(within, marks, strict=True)]
+        else:
+            generations = await self._reports.commit(request.node_id, chunks, request.fresh_generation)
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def Join(self, request: orchestrator_pb2.JoinRequest, context: Any) -> orchestrator_pb2.JoinResponse:
-        marks = await self._reports.join(request.node_id, _records(request.chunks), list(request.generations))
+        chunks, generations = _records(request.chunks), list(request.generations)
+        marks = await self._reports.join(request.node_id, chunks, generations, only_in_object=True)
         await self._reports.count_change(request.node_id)
         return orchestrator_pb2.JoinResponse(marks=bytes(marks))
 
@@ -156,9 +161,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.ReportRebuiltResponse:
         await self._reports.rebuilt(request.rebuild)
         return orchestrator_pb2.ReportRebuiltResponse()
-
-    async def Release(self, request: gateway_pb2.ReleaseRequest, context: Any) -> gateway_pb2.ReleaseResponse:
-        return gateway_pb2.ReleaseResponse(released=await self._lookups.release(request.lease))
 
     async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
         namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)

@@ -167,7 +167,6 @@ class StorageNode:
             tiers=tiers,
             arrivals=self._arrivals,
             registry=self._registry,
-            index=self._ports.index,
             spawn=self._spawn,
             on_read=self._hot_copies.read,
             transfers=transfers,

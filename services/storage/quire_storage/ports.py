@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -58,10 +58,12 @@ class ClusterIndex(Protocol):
         entries that are new, random and never used before; 0 has one drawn.
         """
 
-    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List the node in these very entries; False for one that has ended, or does not list the object tier.
+    async def join(
+        self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
+        """List the node in these very entries; False for one that has ended.
 
-        Counts as a change that the node reported.
+        `only_in_object`: also for one that does not list the object tier. Counts as a change that the node reported.
         """
 
     async def add_objects(
@@ -128,9 +130,6 @@ class ClusterIndex(Protocol):
     async def policies(self) -> PolicyList:
         """Return the policies of namespaces and tenants, and how many storage nodes share the quotas."""
 
-    async def release(self, lease: bytes) -> None:
-        """Give back the lease of a client that disconnected."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
@@ -188,7 +187,9 @@ class Peers(Protocol):
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         """Have another node deliver chunks that it has into memory of this one."""
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
+    async def replicate(
+        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+    ) -> list[int]:
         """Have a node pull chunks; for each 0: it has none, 1: it had a copy, 2: it has one now."""
 
 

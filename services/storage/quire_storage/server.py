@@ -131,7 +131,11 @@ class StorageServicer(StorageServiceServicer):
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
         self._permits.check(request, again=True)
         source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
-        marks = await self._node.requests.replicate(source, keys, hot=request.hot)
+        generations = list(request.generations) or [0] * len(keys)
+        if len(generations) != len(keys):
+            raise InvalidRequest(f"{len(generations)} for {len(keys)} keys", field="generations")
+        named = dict(zip(keys, generations, strict=True))
+        marks = await self._node.requests.replicate(source, named, hot=request.hot)
         return pb.ReplicateResponse(kept=bytes(marks))
 
 

@@ -162,7 +162,7 @@ class Clients(State):
         if within := {chunk.key: within[chunk.key] for chunk in chunks[: len(offsets)] if chunk.key in within}:
             listing = self.ticket()
             self.later("wait to reregister", node, listing)
-            self.post(node, ev.RegistrationWanted(listing, list(within), within=within))
+            self.post(node, ev.RegistrationWanted(listing, list(within), within=within, in_object=True))
         delivered = {chunk.key for chunk in chunks}
         self.read(node, number, ticket, (copies, [key for key in missing if key not in delivered]))
 

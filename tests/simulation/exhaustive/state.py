@@ -95,8 +95,8 @@ class State:
             case ev.Forget():
                 self.pool(node).forget(list(instruction.placed))
                 self.later("forgotten", node, instruction)
-            case ev.Register(ticket, records, _, fresh, within):
-                self.later("register", node, ticket, tuple(records), fresh, tuple(within))
+            case ev.Register(ticket, records, _, fresh, within, in_object):
+                self.later("register", node, ticket, tuple(records), fresh, tuple(within), in_object)
             case ev.Withdraw(records):
                 self.later("withdraw", node, tuple(records))
             case ev.AskToEvict(question, records):

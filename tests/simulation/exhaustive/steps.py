@@ -18,10 +18,16 @@ class Steps(Clients):
     """Each takes the node and what the step carries."""
 
     def register(
-        self, node: Node, ticket: int, records: tuple[ChunkRecord, ...], fresh: int, within: tuple[int, ...]
+        self,
+        node: Node,
+        ticket: int,
+        records: tuple[ChunkRecord, ...],
+        fresh: int,
+        within: tuple[int, ...],
+        in_object: bool,
     ) -> None:
         if within:
-            marks = now(self.index.join(node.name, records, within))
+            marks = now(self.index.join(node.name, records, within, only_in_object=in_object))
             generations = [generation if mark else 0 for generation, mark in zip(within, marks, strict=True)]
         else:
             generations = now(self.index.register(node.name, records, 0, fresh=fresh))

@@ -46,6 +46,7 @@ class History:
                 self._raise,
                 self._register,
                 self._list_brought,
+                self._copy,
                 self._lease,
                 self._pass_time,
                 self._learn,
@@ -91,6 +92,20 @@ class History:
         transfer, store = self._world.store(chunks, level, existing)
         if store:
             self._stores.append((transfer, store))
+
+    def _copy(self) -> None:
+        """Chunks of another node arrive; the entries that list it may have ended since they were asked for."""
+        world, first = self._world, self._random.randrange(CHUNKS) & ~1
+        chunks = [chunk_of(number) for number in (first, first + 1)]
+        for chunk in chunks:
+            if chunk.key not in world.index and self._random.random() < 0.5:
+                world.index[chunk.key] = world._next_generation()
+        within = {chunk.key: world.index.get(chunk.key, 3) for chunk in chunks}
+        transfer, store = world.store(chunks, Durability.REPLICATED, within=within)
+        if store:
+            self._stores.append((transfer, store))
+            if chunks[0].key not in world.listed_here and self._random.random() < 0.2:
+                world.ended(chunks[0].key)
 
     def _end_store(self) -> None:
         if self._stores:
@@ -228,7 +243,7 @@ class History:
         within = {key: world.index[key] + (self._random.random() < 0.2) for key in keys}
         if within:
             self._readers.append(self._ask())
-            world.post(ev.RegistrationWanted(self._readers[-1], list(within), within=within))
+            world.post(ev.RegistrationWanted(self._readers[-1], list(within), within=within, in_object=True))
 
     def _lease(self) -> None:
         self._world.leased ^= {self._key()}

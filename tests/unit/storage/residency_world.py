@@ -6,7 +6,7 @@ when it begins, so that a slot which changes hands in between is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -123,6 +123,7 @@ class World:
         level: Durability,
         on_existing: OnExisting = OnExisting.SKIP,
         elsewhere: Sequence[Chunk] = (),
+        within: Mapping[bytes, int] | None = None,
     ) -> tuple[int, int]:
         """Reserve slots, lay the bytes, offer: transfer and store, unless there is no memory (store is 0)."""
         transfer = self.ticket()
@@ -146,6 +147,7 @@ class World:
                 on_existing=on_existing,
                 generation=self._next_generation() if self.proposes() else 0,
                 elsewhere=elsewhere,
+                within=within or {},
             )
         )
         return transfer, store
@@ -301,9 +303,10 @@ class World:
                 self._run("headers", lambda: self._write_headers(instruction), lambda: self._fail_headers(instruction))
             case ev.Forget(removal, placed):
                 self._run("forget", lambda: self._forget(removal, list(placed)), lambda: self._fail_forget(instruction))
-            case ev.Register(ticket, records, _, fresh, within):
+            case ev.Register(ticket, records, _, fresh, within, in_object):
                 self.registrations[ticket] = list(records)
-                answer = partial(self._join, ticket, within) if within else partial(self._register, ticket, fresh)
+                join = partial(self._join, ticket, within, in_object)
+                answer = join if within else partial(self._register, ticket, fresh)
                 self._run("register", answer, lambda: self._refuse(ticket))
             case ev.Withdraw(records):
                 self._run("withdraw", lambda: self._withdraw([record.key for record in records]))
@@ -385,11 +388,12 @@ class World:
         self.post(ev.Indexed(ticket, generations))
         self.post(ev.IndexingEnded(ticket))
 
-    def _join(self, ticket: int, within: Sequence[int]) -> None:
+    def _join(self, ticket: int, within: Sequence[int], in_object: bool) -> None:
         pairs = [(record.key, each) for record, each in zip(self.registrations[ticket], within, strict=True)]
         generations = {key: each for key, each in pairs if self.index.get(key) == each}
         self.listed_here |= generations.keys()
-        self.uploaded |= generations  # of those that the machine takes as listed
+        if in_object:
+            self.uploaded |= generations  # of those that the machine takes as listed
         self.post(ev.Indexed(ticket, generations))
         self.post(ev.IndexingEnded(ticket))
 

@@ -109,7 +109,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Node]:
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
     reading = SimpleNamespace(reading=SimpleNamespace(loads=tiers), clock=FakeClock())
-    parts: Any = {"config": config, "parts": reading, "tiers": tiers, "registry": None, "index": None, "on_read": None}
+    parts: Any = {"config": config, "parts": reading, "tiers": tiers, "registry": None, "on_read": None}
     parts |= {"transfers": Transfers(FakeClock()), "arrivals": Arrivals()}
     return Deliveries(spawn=spawn, **parts), tiers
 

@@ -48,7 +48,9 @@ class _Broken:
 class _Index:
     """A registry that lists only what joins an entry of generation 7."""
 
-    async def joining(self, records: Sequence[Any], generations: Sequence[int]) -> dict[bytes, int]:
+    async def joining(
+        self, records: Sequence[Any], generations: Sequence[int], *, only_in_object: bool
+    ) -> dict[bytes, int]:
         return {record.key: each for record, each in zip(records, generations, strict=True) if each == 7}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +17,6 @@ from quire.model.descriptor import Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
-from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
 from quire.testing import FakeClock
@@ -191,8 +190,15 @@ class _Keepers:
     async def storage_nodes(self) -> list[Node]:
         return [Node(node_id=name, about=StorageInfo()) for name in self._kept]
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[int]:
-        return [key in self._kept[node.node_id] for key in keys]
+    @property
+    def residency(self) -> _Keepers:
+        return self
+
+    def recorded(self, key: bytes) -> int:
+        return 7
+
+    async def replicate(self, node: Node, generations: Mapping[bytes, int], source: Node) -> list[int]:
+        return [key in self._kept[node.node_id] for key in generations]
 
     async def evict(self, keys: list[bytes], *, keepers: Sequence[str], level: Durability) -> int:
         assert not keys or (keepers, level) == (("b", "c"), Durability.REPLICATED)
@@ -242,10 +248,13 @@ class _Slow:
     async def storage_nodes(self) -> list[Node]:
         return [Node(node_id=name, about=StorageInfo()) for name in ("me", "a", "b", "c", "d")]
 
-    async def replicate(self, target: Node, keys: ChunkKeys, source: Node) -> list[int]:
+    def recorded(self, key: bytes) -> int:
+        return 7
+
+    async def replicate(self, target: Node, generations: Mapping[bytes, int], source: Node) -> list[int]:
         self.targets.append(target.node_id)
         await self.go.wait()
-        return [self.mark] * len(keys)
+        return [self.mark] * len(generations)
 
 
 def _replicator_of(slow: Any) -> Replicator:
@@ -337,3 +346,56 @@ async def test_a_node_that_lost_a_drive_is_another_than_before() -> None:
         return start_of(Node(node_id="a", about=StorageInfo(capacity_bytes=capacity_bytes), incarnation="1"))
 
     assert node(2 << 30) != node(1 << 30)
+
+
+class _Pulling:
+    """Tiers of a node that pulls: notes in which entries its copies are to be listed."""
+
+    def __init__(self, present: set[bytes]) -> None:
+        self._present = present
+        self.joined: list[dict[bytes, int]] = []
+        self.registered: list[bytes] = []
+
+    def find(self, key: bytes) -> object | None:
+        return key if key in self._present else None
+
+    async def raise_level(self, keys: Sequence[bytes], level: Durability) -> list[bytes]:
+        return list(keys)
+
+    async def join(self, generations: Mapping[bytes, int]) -> set[bytes]:
+        self.joined.append(dict(generations))
+        return set(generations) & self._present
+
+    async def reregister(self, keys: Sequence[bytes]) -> set[bytes]:
+        self.registered += keys
+        return set(keys)
+
+
+async def test_copies_are_listed_in_the_entries_of_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are here join them; others bring them along. Only a node of the release before does not say."""
+    here, absent, old = (bytes([number]) * 32 for number in range(3))
+    pulling: Any = _Pulling({here, old})
+    replicator = _replicator_of(pulling)
+    brought: list[Any] = []
+
+    async def pull_some(source: Node, keys: Sequence[bytes], level: Durability, within: dict[bytes, int]) -> set[bytes]:
+        brought.append((list(keys), within))
+        return set()
+
+    monkeypatch.setattr(replicator, "_pull_some", pull_some)
+    source = Node(node_id="a", about=StorageInfo())
+    assert await replicator.pull(source, {here: 5, absent: 6, old: 0}) == [KEPT, LACKED, KEPT]
+    assert brought == [([absent], {here: 5, absent: 6})]
+    assert pulling.joined == [{here: 5, absent: 6}] and pulling.registered == [old]
+
+
+async def test_what_no_entry_lists_is_not_copied() -> None:
+    """Nobody could tell whether it was evicted when the copy arrives."""
+    keys = [number.to_bytes(32, "big") for number in range(4)]
+    slow: Any = _Slow(keys)
+    slow.go.set()
+    slow.recorded = lambda key: int(key == keys[0])
+    assert await _replicator_of(slow).spread(keys) == {keys[0]}
+    slow.recorded = lambda key: 0
+    slow.targets.clear()
+    assert await _replicator_of(slow).spread(keys) == set() and slow.targets == []

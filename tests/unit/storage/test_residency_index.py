@@ -212,7 +212,7 @@ def test_what_was_brought_is_listed_without_another_upload() -> None:
     world.load([0])
     world.settle()
     ticket = world.ticket()
-    world.post(ev.RegistrationWanted(ticket, [key], within={key: 1 << 16}))
+    world.post(ev.RegistrationWanted(ticket, [key], within={key: 1 << 16}, in_object=True))
     world.end(world.operation("register"))
     assert world.residency.in_object(key) and not world.uploads
     world.post(ev.Unpinned(ticket))

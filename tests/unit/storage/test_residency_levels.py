@@ -9,6 +9,7 @@ import pytest
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull, Unavailable
 from quire_storage.core.chunks import Placed
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.invariants import under_way
 from quire_storage.errors import DriveFailed
@@ -328,3 +329,18 @@ def test_more_than_memory_has_is_refused_with_what_it_has() -> None:
     world.post(ev.Reserved(ticket, chunk_of(0).shape, 99))
     error: Any = world.answers[ticket]
     assert isinstance(error, PoolFull) and error.message == "no memory for 99 chunks of 4096 bytes (4096 in use)"
+
+
+def test_a_transfer_that_the_arena_never_has_slots_for_is_refused_at_once() -> None:
+    """Slots do not cross slabs: bytes were compared, and it waited for its whole time (seed 1819)."""
+    world, shape = World(drives=0, objects=False, arena_slabs=4), chunk_of(0).shape
+    slots, large = world.residency.copies.ledger.slots, Shape(3, 4096)
+    assert slots.capacity(large) == 4 and 5 * large.slot_bytes < slots.capacity_bytes
+    for wanted, count in ((large, 5), (shape, slots.capacity(shape) + 1)):
+        ticket = world.ticket()
+        world.post(ev.Reserved(ticket, wanted, count))
+        assert isinstance(world.answers[ticket], PoolFull) and not world.residency.memory.waiting
+    ticket = world.ticket()
+    world.post(ev.Reserved(ticket, large, 4))
+    offsets: Any = world.answers[ticket]
+    assert len(offsets) == 4

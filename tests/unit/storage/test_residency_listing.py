@@ -119,7 +119,11 @@ def test_what_came_from_the_object_tier_is_listed_in_the_entry_that_lists_the_ob
     world.settle()
     assert world.residency.generation(key) == 0
     ticket = world.ticket()
-    world.post(ev.RegistrationWanted(ticket, [key, chunk_of(1).key], within={key: 1 << 16, chunk_of(1).key: 1 << 16}))
+    world.post(
+        ev.RegistrationWanted(
+            ticket, [key, chunk_of(1).key], within={key: 1 << 16, chunk_of(1).key: 1 << 16}, in_object=True
+        )
+    )
     if ended:
         world.ended(key)
     world.settle()
@@ -140,7 +144,53 @@ def test_what_was_stored_since_is_not_listed_as_brought(version: int) -> None:
     world, key = World(drives=0, objects=True), chunk_of(0).key
     stored(world, [chunk_of(0, version)], Durability.MEMORY)
     generation, ticket = world.residency.generation(key), world.ticket()
-    world.post(ev.RegistrationWanted(ticket, [key], within={key: 1}))
+    world.post(ev.RegistrationWanted(ticket, [key], within={key: 1}, in_object=True))
     world.settle()
     world.post(ev.Unpinned(ticket))
     assert world.residency.generation(key) == generation and world.answers[ticket] == set()
+
+
+def _copied(world: World, within: dict[bytes, int]) -> set[bytes]:
+    """Have two chunks of another node arrive, whose entries are these; the keys that are listed."""
+    transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.REPLICATED, within=within)
+    world.settle()
+    world.post(ev.Unpinned(store))
+    world.post(ev.ReservationEnded(transfer))
+    world.settle()
+    listed = world.answers[store]
+    assert isinstance(listed, set)
+    return listed
+
+
+def test_a_copy_of_another_nodes_chunk_does_not_bring_it_back() -> None:
+    """The chunk was evicted while its copy was on its way: registered like a store, it came back (seed 1144)."""
+    world, ended = World(drives=2, objects=False), chunk_of(1).key
+    world.index |= {KEY: 1 << 16, ended: 2 << 16}
+    within = dict(world.index)
+    world.ended(ended)
+    assert _copied(world, within) == {KEY}
+    assert _settled(world).generation(KEY) == 1 << 16 and ended not in world.residency
+    assert ended not in world.index and not world.uploads
+
+
+def test_a_copy_without_the_entry_of_its_source_would_bring_it_back() -> None:
+    """The fault put back."""
+    world, ended = World(drives=2, objects=False), chunk_of(1).key
+    world.index |= {KEY: 1 << 16}
+    assert _copied(world, {}) == {KEY, ended}
+    assert ended in world.index
+
+
+@pytest.mark.parametrize("entry", [1 << 16, 2 << 16])
+def test_a_copy_that_is_here_joins_the_entry_of_its_source_and_no_other(entry: int) -> None:
+    """One that is listed stays listed where it is."""
+    world = World(drives=2, objects=False)
+    stored(world, [chunk_of(0)], Durability.LOCAL)
+    generation, ticket = world.residency.generation(KEY), world.ticket()
+    assert generation
+    within = {KEY: generation if entry == 1 << 16 else generation + 1}
+    world.post(ev.RegistrationWanted(ticket, [KEY], within=within))
+    world.settle()
+    world.post(ev.Unpinned(ticket))
+    assert world.answers[ticket] == ({KEY} if entry == 1 << 16 else set())
+    assert _settled(world).generation(KEY) == generation and not world.residency.in_object(KEY)

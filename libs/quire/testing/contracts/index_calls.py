@@ -32,7 +32,7 @@ class IndexCallsContract:
         assert len(generations) == len(chunks) and all(generations)
         assert await index.add_objects(chunks, generations) == [ObjectMark.LISTED] * len(chunks)
         assert [set(names) for names in await index.holders(chunks)] == [{"a", "@object"}] * len(chunks)
-        assert await index.join("b", chunks, generations) == [True] * len(chunks)
+        assert await index.join("b", chunks, generations, only_in_object=True) == [True] * len(chunks)
         assert await index.unregister("b", chunks, 1) == [True] * len(chunks)
         assert await index.unregister("a", chunks, 1) == [True] * len(chunks)
         assert await index.holders(chunks) == [("@object",)] * len(chunks)
@@ -192,22 +192,26 @@ class IndexCallsContract:
         assert await index.rebuild() == "" and await index.last_rebuild() == second
 
     async def test_a_node_joins_an_entry_and_not_the_next_one_of_the_same_key(self, index: Index) -> None:
-        """A copy that a node read from the object tier must not bring an evicted chunk back."""
+        """A copy of the object tier's chunk, or of another node's, must not bring an evicted chunk back."""
         keys = chain(2)
         pair = records(keys, 0, 2)
         generations = await index.register("a", pair, 0)
-        assert await index.join("b", pair, generations) == [False, False], "the object tier is not listed"
+        assert await index.join("b", pair, generations, only_in_object=True) == [False, False], "no object is listed"
+        assert await index.join("c", pair, generations, only_in_object=False) == [True, True]
+        await index.unregister("c", pair, 1)
         await index.add_objects(pair, generations)
-        assert await index.join("b", pair, [generations[0], 9]) == [True, False]
+        assert await index.join("b", pair, [generations[0], 9], only_in_object=True) == [True, False]
         assert [set(names) for names in await index.holders(pair)] == [{"a", "b", OBJECT_TIER}, {"a", OBJECT_TIER}]
-        assert await index.join("b", pair[:1], generations[:1]) == [True], "twice is once"
+        assert await index.join("b", pair[:1], generations[:1], only_in_object=True) == [True], "twice is once"
         assert len((await index.holders(pair[:1]))[0]) == 3
         await index.evict(list(reversed(pair)), 0, 100)
-        assert await index.join("b", pair, generations) == [False, False], "they have ended"
+        assert await index.join("b", pair, generations, only_in_object=True) == [False, False], "they have ended"
         renewed = await index.register("a", pair, 100)
-        assert await index.join("b", pair, generations) == [False, False], "these are other entries"
+        for only_in_object in (True, False):
+            joined = await index.join("b", pair, generations, only_in_object=only_in_object)
+            assert joined == [False, False], "these are other entries"
         assert await index.holders(pair) == [("a",), ("a",)]
         assert [drop.key for drop in await _drops(index, "b")] == [keys.at(0)]
         await index.add_objects(pair[:1], renewed[:1])
-        assert await index.join("b", pair[:1], renewed[:1]) == [True]
+        assert await index.join("b", pair[:1], renewed[:1], only_in_object=True) == [True]
         assert await _drops(index, "b") == [], "what was to be dropped is listed again"

@@ -67,11 +67,6 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
-                '/quire.v1.OrchestratorService/Release',
-                request_serializer=quire_dot_v1_dot_gateway__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_gateway__pb2.ReleaseResponse.FromString,
-                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Evict',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
@@ -250,13 +245,6 @@ class OrchestratorServiceServicer:
 
     def Withdraw(self, request, context):
         """Deregister replicas that a storage node found lost or corrupt.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Release(self, request, context):
-        """Give a lease back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -483,11 +471,6 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Withdraw,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.SerializeToString,
-            ),
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ReleaseRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_gateway__pb2.ReleaseResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -788,33 +771,6 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Withdraw',
             quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Release(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.OrchestratorService/Release',
-            quire_dot_v1_dot_gateway__pb2.ReleaseRequest.SerializeToString,
-            quire_dot_v1_dot_gateway__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,8 +47,6 @@ class OrchestratorServiceStub:
     """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
     """Deregister replicas that a storage node found lost or corrupt."""
-    Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
-    """Give a lease back."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks from the index and from the nodes that hold them."""
     Demote: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]
@@ -121,8 +119,6 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
     """Deregister replicas that a storage node found lost or corrupt."""
-    Release: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Give a lease back."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks from the index and from the nodes that hold them."""
     Demote: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DemoteRequest, _gateway_pb2.DemoteResponse]  # type: ignore[assignment]
@@ -228,14 +224,6 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.WithdrawResponse, _abc.Awaitable[_orchestrator_pb2.WithdrawResponse]]:
         """Deregister replicas that a storage node found lost or corrupt."""
-
-    @_abc_1.abstractmethod
-    def Release(
-        self,
-        request: _gateway_pb2.ReleaseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.ReleaseResponse, _abc.Awaitable[_gateway_pb2.ReleaseResponse]]:
-        """Give a lease back."""
 
     @_abc_1.abstractmethod
     def Evict(

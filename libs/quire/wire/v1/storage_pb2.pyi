@@ -236,16 +236,18 @@ class SendNonceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("chunk_keys", "source", "hot", "permit")
+    __slots__ = ("chunk_keys", "source", "hot", "permit", "generations")
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     HOT_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     chunk_keys: bytes
     source: _common_pb2.Node
     hot: bool
     permit: bytes
-    def __init__(self, chunk_keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., hot: _Optional[bool] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chunk_keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., hot: _Optional[bool] = ..., permit: _Optional[bytes] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("kept",)

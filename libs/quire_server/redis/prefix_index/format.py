@@ -29,10 +29,12 @@ removal never comes, the link keeps the parent until `PrefixIndex.repair` finds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from quire.model.fingerprints import PRINT_BYTES, fingerprints
 from quire.model.index import Match, Pin, PlacedRun
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 
 _PRUNE_MS: Final = 10_000
 
@@ -40,6 +42,17 @@ _PRUNE_MS: Final = 10_000
 def pin_arguments(pin: Pin) -> list[Any]:
     """Return the arguments of `match` and `pin`."""
     return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
+
+
+def bucket_parts(keys: ChunkKeys | KeySample) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield for each bucket the fingerprints of a prefix, how many chunks it has of it, and whether that is all."""
+    prints, at = fingerprints(keys.packed), 0
+    first, stop = keys.whole_buckets
+    for number in range(-(-len(keys) // BUCKET_CHUNKS)):
+        size, is_whole = min(BUCKET_CHUNKS, len(keys) - number * BUCKET_CHUNKS), first <= number < stop
+        end = at + (size if is_whole else min(2, size)) * PRINT_BYTES
+        yield prints[at:end], size, is_whole
+        at = end
 
 
 def runs_of(flat: Sequence[Any]) -> Match:

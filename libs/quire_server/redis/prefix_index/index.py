@@ -30,7 +30,7 @@ from quire.model.index import (
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
-from quire_server.redis.prefix_index.format import nodes_of, pin_arguments, runs_of
+from quire_server.redis.prefix_index.format import bucket_parts, nodes_of, pin_arguments, runs_of
 from quire_server.redis.prefix_index.slots import (
     PAGES,
     TAGS,
@@ -295,14 +295,20 @@ class PrefixIndex(BucketScripts):
         if calls:
             await self._all("settle", calls)
 
-    async def join(self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
-        """List `node_id` in these very entries; False for one that has ended, or does not list the object tier."""
+    async def join(
+        self, node_id: str, chunks: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
+        """List `node_id` in these very entries; False for one that has ended.
+
+        `only_in_object`: also for one that does not list the object tier.
+        """
         remaining = iter(generations)
         calls: list[tuple[bytes, list[Any]]] = []
         for group in _by_bucket(chunks):
             packed = _packed(islice(remaining, len(group)))
             calls.append((fingerprint(group[0].bucket), [fingerprints(_keys(group)), packed]))
-        return [mark == ord("1") for mask in await self._change_each("join", calls, [node_id]) for mark in mask]
+        masks = await self._change_each("join", calls, [node_id, "1" if only_in_object else ""])
+        return [mark == ord("1") for mask in masks for mark in mask]
 
     # ---- the object tier
 
@@ -432,19 +438,14 @@ class PrefixIndex(BucketScripts):
         return generations
 
     async def _match_buckets(self, keys: ChunkKeys | KeySample) -> list[Any]:
-        prints, sizes, at = fingerprints(keys.packed), list[int](), 0
-        calls = list[tuple[list[bytes], list[Any]]]()
-        first, stop = keys.whole_buckets
-        for number in range(-(-len(keys) // BUCKET_CHUNKS)):
-            size, is_whole = min(BUCKET_CHUNKS, len(keys) - number * BUCKET_CHUNKS), first <= number < stop
-            end = at + (size if is_whole else min(2, size)) * PRINT_BYTES
-            name = bucket_key(prints[at : at + PRINT_BYTES])
-            calls.append(([name], [prints[at:end], size, BUCKET_CHUNKS, 0, int(is_whole), len(TAGS)]))
-            sizes.append(size)
-            at = end
+        parts = list(bucket_parts(keys))
+        calls: list[tuple[list[bytes], list[Any]]] = [
+            ([bucket_key(prints[:PRINT_BYTES])], [prints, size, BUCKET_CHUNKS, 0, int(is_whole), len(TAGS)])
+            for prints, size, is_whole in parts
+        ]
         flat: list[Any] = [0]
         answers = await self._all("match", calls)
-        for number, (size, (state, *runs)) in enumerate(zip(sizes, answers, strict=True)):
+        for number, ((_, size, _), (state, *runs)) in enumerate(zip(parts, answers, strict=True)):
             flat += runs
             if state < 0:
                 flat[0] = -number - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.model.descriptor import Descriptor
@@ -49,8 +49,15 @@ class GrpcClusterIndex:
         )
         return list((await self._call(self._stub.Commit, request)).generations)
 
-    async def join(self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[bool]:
+    async def join(
+        self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> list[bool]:
         chunks = map(convert.record_to, records)
+        if not only_in_object:  # an orchestrator of the release before makes entries that do not exist
+            commit = orchestrator_pb2.CommitRequest(
+                node_id=node_id, chunks=chunks, reporter=node_id, within=generations
+            )
+            return list(map(bool, (await self._call(self._stub.Commit, commit)).generations))
         request = orchestrator_pb2.JoinRequest(node_id=node_id, chunks=chunks, generations=generations)
         return [bool(mark) for mark in (await self._call(self._stub.Join, request)).marks]
 
@@ -147,9 +154,6 @@ class GrpcClusterIndex:
     async def policies(self) -> PolicyList:
         return policies_from(await self._call(self._stub.ListPolicies, gateway_pb2.ListPoliciesRequest()))
 
-    async def release(self, lease: bytes) -> None:
-        await self._call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease))
-
     async def _call(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=_INDEX_TIMEOUT_S)
 
@@ -193,8 +197,12 @@ class GrpcPeers:
             raise NodeUnavailable(f"{node.node_id} ended a delivery without an outcome")
         return outcome
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
-        request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source), hot=hot)
+    async def replicate(
+        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+    ) -> list[int]:
+        request = storage_pb2.ReplicateRequest(
+            chunk_keys=b"".join(generations), generations=generations.values(), source=convert.node_to(source), hot=hot
+        )
         member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(node).Replicate, request, timeout_s=COPY_S_MAX, again=False)
         return list(response.kept)

@@ -6,7 +6,7 @@ turn. A node that has pulled such a copy gives it up when it was not read much f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.model.durability import Durability
@@ -75,9 +75,12 @@ class HotCopies:
             for first, stop in cut(run.first, run.stop, chunk_bytes):
                 self._heat.read(keys.run(first, stop - first), (stop - first) * chunk_bytes, now_s)
 
-    async def pull(self, source: Node, keys: ChunkKeys) -> list[int]:
+    async def pull(self, source: Node, generations: Mapping[bytes, int]) -> list[int]:
         """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
-        marks = await self._replicator.pull(source, list(keys), Durability.MEMORY)
+        marks, keys = (
+            await self._replicator.pull(source, generations, Durability.MEMORY),
+            ChunkKeys(b"".join(generations)),
+        )
         if any(marks):
             self._copies[keys.at(0)] = _Copy(keys, self._clock.monotonic_s())
             self._events.add(1, {"event": "pulled"})
@@ -113,7 +116,7 @@ class HotCopies:
         name = claims_by_capacity(candidates).strongest([hot.keys.at(0)])[0]
         target = next(node for node in candidates if node.node_id == name)
         try:
-            await self._peers.replicate(target, hot.keys, self._me(), hot=True)
+            await self._peers.replicate(target, self._replicator.listed(hot.keys), self._me(), hot=True)
         except QuireError as error:
             logger().warning("a node took no copy of a hot range", node=name, error=str(error))
             return

@@ -117,16 +117,16 @@ class NodeRequests:
         await self._tiers.evict(chunk_keys, keepers=[OBJECT_TIER], level=Durability.OBJECT)
         return [key not in self._tiers.residency for key in chunk_keys]
 
-    async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
+    async def replicate(self, source: Node, generations: Mapping[bytes, int], *, hot: bool = False) -> list[int]:
         """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`.
 
         `hot`: while they are read much, and in memory will do.
         """
         if hot:
-            task = self._spawn(self._hot_copies.pull(source, keys), traced=True)
+            task = self._spawn(self._hot_copies.pull(source, generations), traced=True)
             return cast(list[int], await asyncio.shield(task))
         self._stores.check_level(Durability.LOCAL)
-        task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
+        task = self._spawn(self._replicator.pull(source, generations), traced=True)
         return cast(list[int], await asyncio.shield(task))
 
     def describe(self, keys: ChunkKeys) -> list[bytes]:

@@ -74,13 +74,15 @@ class Registry:
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
-    async def joining(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> dict[bytes, int]:
+    async def joining(
+        self, records: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
+    ) -> dict[bytes, int]:
         """List this node in these very entries; return their generations by key, without those that have ended."""
         entries: dict[bytes, int] = {}
         for first in range(0, len(records), _BATCH_CHUNKS):
             part, within = records[first : first + _BATCH_CHUNKS], generations[first : first + _BATCH_CHUNKS]
             async with self._operation():
-                marks = await self._index.join(self._node_id, part, within)
+                marks = await self._index.join(self._node_id, part, within, only_in_object=only_in_object)
                 self.changes += 1
             listed = zip(part, within, marks, strict=True)
             entries |= {record.key: generation for record, generation, is_listed in listed if is_listed}

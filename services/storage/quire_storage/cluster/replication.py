@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import mmap
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -100,21 +100,36 @@ class Replicator:
             return redundancy.NOT_YET
         return redundancy.digest(self._known)
 
-    async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[int]:
+    async def pull(
+        self, source: Node, generations: Mapping[bytes, int], level: Durability = Durability.REPLICATED
+    ) -> list[int]:
         """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`.
+
+        `generations`: of the entries that list the source, by key. Copies are listed in these very entries, or not at
+        all: one may have been evicted since, and a copy that came late would bring it back. 0 from a node that does not
+        say: its copies are registered like stores.
 
         Returns a mark for each: `LACKED`, `KEPT` if it was here before, or `COPIED`.
         """
-        absent = [key for key in keys if self._tiers.find(key) is None]
+        within = {key: generation for key, generation in generations.items() if generation}
+        absent = [key for key in generations if self._tiers.find(key) is None]
         listed: set[bytes] = set()
         for first in range(0, len(absent), _BATCH_CHUNKS):
-            listed |= await self._pull_some(source, absent[first : first + _BATCH_CHUNKS], level)
-        unlisted = [key for key in keys if key not in listed]
+            listed |= await self._pull_some(source, absent[first : first + _BATCH_CHUNKS], level, within)
+        unlisted = [key for key in generations if key not in listed]
         if level is not Durability.MEMORY:
             unlisted = await self._tiers.raise_level(unlisted, level)
-        listed |= await self._tiers.reregister(unlisted)
+        joining = {key: within[key] for key in unlisted if key in within}
+        if joining:
+            listed |= await self._tiers.join(joining)
+        if others := [key for key in unlisted if key not in within]:
+            listed |= await self._tiers.reregister(others)
         copied = set(absent)
-        return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in keys]
+        return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in generations]
+
+    def listed(self, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the generations of the entries that list this node, as far as it knows, for chunks that are here."""
+        return {key: generation for key in keys if (generation := self._tiers.residency.recorded(key))}
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
@@ -136,13 +151,16 @@ class Replicator:
         already = {name for of_chunk in holders for name in of_chunk}
         unsafe, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
         for target in await self._candidates(unsafe, already):
+            generations = self.listed(unsafe)
+            if not generations:
+                break
             try:
-                marks = await self._peers.replicate(target, ChunkKeys(b"".join(unsafe)), self._me())
+                marks = await self._peers.replicate(target, generations, self._me())
             except QuireError as error:
                 logger().warning("a node took no replicas", node=target.node_id, error=str(error))
                 continue
-            present = {key for key, mark in zip(unsafe, marks, strict=True) if mark != LACKED}
-            copied |= {key for key, mark in zip(unsafe, marks, strict=True) if mark == COPIED}
+            present = {key for key, mark in zip(generations, marks, strict=True) if mark != LACKED}
+            copied |= {key for key, mark in zip(generations, marks, strict=True) if mark == COPIED}
             self._elsewhere |= dict.fromkeys(present, redundancy.start_of(target))
             safe |= present
             unsafe = [key for key in unsafe if key not in safe]
@@ -299,8 +317,9 @@ class Replicator:
         if level is Durability.MEMORY:
             sound = [raw for raw in await self._peers.describe(keeper, packed) if sound_header(raw) is not None]
             return {unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.key for raw in sound}
-        marks = await self._peers.replicate(keeper, packed, self._me())
-        return {key for key, is_kept in zip(keys, marks, strict=True) if is_kept}
+        generations = self.listed(keys)
+        marks = await self._peers.replicate(keeper, generations, self._me()) if generations else []
+        return {key for key, is_kept in zip(generations, marks, strict=True) if is_kept}
 
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
         """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""
@@ -314,7 +333,9 @@ class Replicator:
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
 
-    async def _pull_some(self, source: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+    async def _pull_some(
+        self, source: Node, keys: Sequence[bytes], level: Durability, within: Mapping[bytes, int]
+    ) -> set[bytes]:
         """Keys of those that are listed here now."""
         listed: set[bytes] = set()
         async for batch, payloads in self.fetch_batches(source, keys):
@@ -322,7 +343,7 @@ class Replicator:
                 async with self._tiers.reserved(batch[0].shape, len(batch)) as slots:
                     for index, payload in enumerate(payloads):
                         self._tiers.lay(slots, index, payload)
-                    async with self._tiers.storing(slots, batch, level) as stored:
+                    async with self._tiers.storing(slots, batch, level, within=within) as stored:
                         listed |= stored.now()
             except QuireError as error:
                 logger().warning("copies of another node's chunks could not be kept", error=str(error))

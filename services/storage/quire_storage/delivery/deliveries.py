@@ -21,8 +21,8 @@ from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.model.transfers import DeliverOrder
-from quire.telemetry import logger, meter, names, tracer
-from quire.transport import Peer, Stalled
+from quire.telemetry import meter, names, tracer
+from quire.transport import Stalled
 from quire_server.core.shares import SharedBound
 from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
@@ -32,11 +32,10 @@ from quire_storage.delivery.object_loads import ObjectChunk
 from quire_storage.delivery.reading import Source
 from quire_storage.delivery.transfers import RETRY_S, Transfers
 from quire_storage.ingest.arrivals import Arrivals, ArrivingChunk, never
-from quire_storage.ports import ClusterIndex, Spawn
+from quire_storage.ports import Spawn
 from quire_storage.tiers.object_tier import ChunkObjects
 from quire_storage.tiers.tiers import PinnedCopies, Tiers
 
-_DEATH_SEEN_S = 60.0
 _SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
 
 
@@ -54,7 +53,6 @@ class Deliveries:
         tiers: Tiers,
         arrivals: Arrivals,
         registry: Registry,
-        index: ClusterIndex,
         spawn: Spawn,
         on_read: Callable[[ChunkKeys, Sequence[ChunkRange], int], None],
         transfers: Transfers,
@@ -65,7 +63,6 @@ class Deliveries:
         self._tiers = tiers
         self._arrivals = arrivals
         self._registry = registry
-        self._index = index
         self._spawn = spawn
         self._on_read = on_read
         self._room = SharedBound(config.deliveries_max)
@@ -257,33 +254,12 @@ class Deliveries:
             self._on_read(call.descriptor.keys, call.ranges, call.descriptor.num_layers * call.descriptor.slice_bytes)
         self.delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
-        if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
-            self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
     async def _linger(self, delivery: NodeDelivery, call: DeliverOrder, pinned: PinnedCopies) -> None:
         await delivery.linger()
         self._ended(call)
         self._tiers.unpin(pinned)
-
-    async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
-        """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
-        disconnected = asyncio.Event()
-        unwatch = peer.on_failure(lambda error: disconnected.set())
-        try:
-            async with asyncio.timeout(_DEATH_SEEN_S):
-                await disconnected.wait()
-            await self._release(lease)
-        except TimeoutError:
-            return
-        finally:
-            unwatch()
-
-    async def _release(self, lease: bytes) -> None:
-        try:
-            await self._index.release(lease)
-        except QuireError as error:
-            logger().warning("the lease of a lost client could not be released", error=str(error))
 
 
 def _shape_of(call: DeliverOrder) -> Shape:

@@ -224,11 +224,13 @@ class Tiers:
         level: Durability,
         on_existing: OnExisting = OnExisting.SKIP,
         elsewhere: Sequence[Chunk] = (),
+        within: Mapping[bytes, int] | None = None,
     ) -> AsyncIterator[StoredChunks]:
         """Keep chunks whose bytes are in `slots`, in order: readable, on a drive if the level requires it, and indexed.
 
         Inside, all indexed chunks are pinned. That other nodes or the object tier have them is the caller's matter.
-        `elsewhere`: chunks of the object tier to compare with. Raises `ContentConflict`, `PoolFull`,
+        `elsewhere`: chunks of the object tier to compare with. `within`: by key, the generations of the only entries in
+        which copies of another node's chunks may be listed. Raises `ContentConflict`, `PoolFull`,
         `DriveFailed`: then nothing is promised. Chunks that are not indexed are not kept.
         """
         ticket = self._executor.ticket()
@@ -241,6 +243,7 @@ class Tiers:
             on_existing=on_existing,
             generation=int.from_bytes(self._draw(8), "big") | 1,
             elsewhere=elsewhere,
+            within=within or {},
         )
         try:
             indexed = cast(set[bytes], await self._executor.answer(ticket, event))
@@ -267,6 +270,19 @@ class Tiers:
         finally:
             self._executor.post(ev.Unpinned(ticket))
 
+    async def join(self, generations: Mapping[bytes, int]) -> set[bytes]:
+        """Have the index list this node for chunks that are here in these very entries, by key.
+
+        Returns the keys that are listed. A copy that is listed in another entry stays so, and is not among them. Raises
+        the index's errors.
+        """
+        ticket = self._executor.ticket()
+        try:
+            event = ev.RegistrationWanted(ticket, list(generations), within=generations)
+            return cast(set[bytes], await self._executor.answer(ticket, event))
+        finally:
+            self._executor.post(ev.Unpinned(ticket))
+
     async def list_brought(self, generations: Mapping[bytes, int]) -> None:
         """Have the index list this node for chunks that it read from the object tier.
 
@@ -281,7 +297,8 @@ class Tiers:
         """
         ticket = self._executor.ticket()
         try:
-            await self._executor.answer(ticket, ev.RegistrationWanted(ticket, list(generations), within=generations))
+            event = ev.RegistrationWanted(ticket, list(generations), within=generations, in_object=True)
+            await self._executor.answer(ticket, event)
         finally:
             self._executor.post(ev.Unpinned(ticket))
 

@@ -83,6 +83,10 @@ class SlotAllocator:
             )
         return self._slab_bytes // shape.slot_bytes
 
+    def capacity(self, shape: Shape) -> int:
+        """Return how many slots of a shape there are while nothing else is stored. Raises `LayoutInvalid`."""
+        return self.capacity_bytes // self._slab_bytes * self.slots_per_slab(shape)
+
     def slot_of(self, offset: int, shape: Shape) -> tuple[int, int]:
         """(slab, slot) of an offset."""
         return offset // self._slab_bytes, offset % self._slab_bytes // shape.slice_room

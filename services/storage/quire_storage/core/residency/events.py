@@ -74,7 +74,8 @@ class StoreOffered:
     Chunks that are here with other bytes stay unchanged; for `OnExisting.VERIFY` it is a conflict.
 
     `generation`: proposed to the index for entries that are new, so that headers have it from the first; 0 for none.
-    `elsewhere`: chunks of the object tier to compare with, as long as no copy of theirs is here.
+    `elsewhere`: chunks of the object tier to compare with, as long as no copy of theirs is here. `within`: by key,
+    generations of the only entries in which copies of another node's chunks may be listed; empty: any, also new ones.
     """
 
     ticket: int
@@ -85,6 +86,7 @@ class StoreOffered:
     on_existing: OnExisting
     generation: int = 0
     elsewhere: Sequence[Chunk] = ()
+    within: Mapping[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +111,20 @@ class RegistrationWanted:
 
     Completes as a store does; chunks whose eviction is in question are left out.
 
-    `patient`: parents that are on their way to other nodes are waited for. `within`: generations of the entries
-    that list the object tier, from where the chunks were read; they are listed in these very entries, or not at all.
+    `patient`: parents that are on their way to other nodes are waited for. `within`: by key, generations of the entries
+    of the copies that these were made from; they are listed in these very entries, or not at all. `in_object`: these
+    are copies of the object tier, which the entries have to list.
     """
 
     ticket: int
     keys: Sequence[bytes]
     patient: bool = True
     within: Mapping[bytes, int] = field(default_factory=dict)
+    in_object: bool = False
+
+    def takes(self, key: bytes, generation: int) -> bool:
+        """Return whether a copy that is listed in this entry, or in none, may join its entry in `within`."""
+        return not generation or (not self.in_object and generation == self.within[key])
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +376,7 @@ class Register:
     """Have the index list this node, under entries of `generation` where they are new (0: whatever it draws).
 
     `within`: for each record, the only entry under which it may be listed, by generation; none of them is made.
+    `in_object`: these entries have to list the object tier.
 
     → `Indexed`, any number of times, then `IndexingEnded`.
     """
@@ -377,6 +386,7 @@ class Register:
     patient: bool = True
     generation: int = 0
     within: Sequence[int] = ()
+    in_object: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Goal:
         pending: Numbers of writes that have not ended.
         error: Why it will fail.
         generation: Proposed for new index entries.
-        within: The only entries in which its copies may be listed, by key; they list the object tier. Empty: any.
+        within: The only entries in which its copies may be listed, by key. Empty: any.
+        in_object: These entries list the object tier.
         registering: Answers of the index may still arrive.
     """
 
@@ -50,6 +51,7 @@ class Goal:
     error: QuireError | None = None
     generation: int = 0
     within: Mapping[bytes, int] = field(default_factory=dict)
+    in_object: bool = False
     registering: bool = False
 
 

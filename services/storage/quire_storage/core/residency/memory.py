@@ -32,7 +32,7 @@ class SlotReservations:
     def reserved(self, event: ev.Reserved) -> None:
         """Queue a transfer for slots; refuse more than there are."""
         slots = self._copies.ledger.slots
-        exceeds = event.count * event.shape.slot_bytes > slots.capacity_bytes
+        exceeds = event.count > slots.capacity(event.shape)
         is_possible = event.patient or (not self.waiting and self.clear(event.shape, event.count))
         if exceeds or not is_possible:
             message = f"no memory for {event.count} chunks of {event.shape.bytes} bytes ({slots.used_bytes} in use)"

@@ -79,9 +79,8 @@ class StoreGoals:
             return
         fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
         self._pins.pin(event.ticket, entries)
-        goal = Goal(event.ticket, entries, Step.PUBLISH, event.level, fresh)
-        goal.generation = event.generation
-        self.goals[event.ticket] = goal
+        self.goals[event.ticket] = goal = Goal(event.ticket, entries, Step.PUBLISH, event.level, fresh)
+        goal.generation, goal.within = event.generation, event.within
         self._raise_level(goal)
 
     def _raise_level(self, goal: Goal) -> None:
@@ -163,8 +162,8 @@ class StoreGoals:
             entry.registering += 1
         goal.registering = True
         records = [entry.chunk.record for entry in goal.entries]
-        within = [goal.within[entry.key] for entry in goal.entries] if goal.within else []
-        self._out.append(ev.Register(goal.ticket, records, patient, goal.generation, within))
+        within = [goal.within.get(entry.key, 0) for entry in goal.entries] if goal.within else []
+        self._out.append(ev.Register(goal.ticket, records, patient, goal.generation, within, goal.in_object))
 
     def _awake(self, entry: Entry) -> Entry | None:
         """Look a copy up again: if the client disconnected, nothing pins it, and it may sleep or be evicted."""
@@ -177,13 +176,14 @@ class StoreGoals:
         candidates = (self._copies.find(key) for key in event.keys)
         entries = [entry for entry in candidates if entry is not None and not self._copies.is_busy(entry.key)]
         if event.within:  # what was stored since is listed, or on its way to be
-            for entry in [entry for entry in entries if entry.generation]:
+            for entry in [entry for entry in entries if not event.takes(entry.key, entry.generation)]:
                 entries.remove(entry)
                 self._copies.rest(entry)
         for entry in entries:
             self._copies.set_generation(entry, 0)
         self._pins.pin(event.ticket, entries)
-        goal = self.goals[event.ticket] = Goal(event.ticket, entries, Step.ACKNOWLEDGE, within=event.within)
+        self.goals[event.ticket] = goal = Goal(event.ticket, entries, Step.ACKNOWLEDGE)
+        goal.within, goal.in_object = event.within, event.in_object
         self._register(goal, patient=event.patient)
 
     def indexed(self, event: ev.Indexed) -> None:
@@ -194,11 +194,11 @@ class StoreGoals:
         for key, generation in event.generations.items():
             entry = registered[key]
             if entry.phase is Phase.LEAVING:
-                outdated += self._listed_too_late(entry, generation, in_object=bool(goal.within))
+                outdated += self._listed_too_late(entry, generation, in_object=goal.in_object)
             elif generation not in entry.ended:
                 if entry.disk is not None and entry.recorded != generation:
                     outdated.append(entry)
-                self._list(entry, generation, in_object=bool(goal.within))
+                self._list(entry, generation, in_object=goal.in_object)
         if outdated:  # after a restart the header alone tells which deletions concern the copy
             self._writes.write_headers(outdated, [] if goal.level is Durability.MEMORY else [goal])
 
