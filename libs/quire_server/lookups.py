@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.index import UNCHAINED_MAX, ChunkRecord, Match, Pin, records
-from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
+from quire.model.keys import BUCKET_CHUNKS, KEYS_MAX, ChunkKeys, KeySample
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
 from quire.model.object_part import ObjectPart
@@ -281,17 +281,18 @@ class Lookups:
             index_us += (time.perf_counter_ns() - started) // 1000
             if match.wanted_bucket is not None:
                 return _Readable(keys, (), live, index_us, wanted_bucket=match.wanted_bucket)
-            if isinstance(keys, KeySample) and is_in_objects_alone(match, live):
-                await self._unpin(keys, match.count, pin)
-                return _Readable(keys, (), live, index_us, wanted_bucket=len(keys))
-            ranges = readable_ranges(match, live, keys, reader)
-            if _covered(ranges) < match.count and not looked_again:
+            ranges = _ranges(match, live, keys, reader)
+            if ranges is not None and _covered(ranges) < match.count and not looked_again:
                 # A holder is dead, or has joined since the view was taken: its chunks may be acknowledged.
                 await self._view.refresh()
                 live, looked_again = self._view.storage_nodes(), True
-                ranges = readable_ranges(match, live, keys, reader)
+                ranges = _ranges(match, live, keys, reader)
+            if ranges is None:
+                await self._unpin(keys, match.count, pin)
+                return _Readable(keys, (), live, index_us, wanted_bucket=KEYS_MAX)
             covered = _covered(ranges)
             if pin is None or covered == match.count:
+                keys = keys if isinstance(keys, KeySample) else keys.run(0, covered)
                 return _Readable(keys, ranges, live, index_us, object_part(match, live, ranges))
             # The pinned chunk cannot be read, and might leave the index with its pin: pin a readable one.
             await self._unpin(keys, match.count, pin)
@@ -315,13 +316,14 @@ class Lookups:
         return Pin(lease_id=os.urandom(16), expires_ms=end_ms(now_ms, ttl_ms), ttl_ms=ttl_ms, now_ms=now_ms)
 
     def _lease(self, pin: Pin, keys: ChunkKeys | KeySample, match: LookupAnswer, scope: bytes) -> Lease:
-        """Over the first of the keys, which matched."""
+        """Over the first of the keys, which matched. All of `keys` did if they are no sample."""
         return Lease(
             lease_id=pin.lease_id,
             tip=keys.at(match.matched_chunks - 1),
             tip_bucket=keys.bucket_of(match.matched_chunks - 1),
             expires_ms=pin.expires_ms,
             ranges=tuple(match.ranges),
+            keys_digest=keys.digest() if isinstance(keys, ChunkKeys) else b"",
             addresses=match.addresses,
             tenant=match.tenant,
             namespace=scope,
@@ -366,6 +368,15 @@ class Lookups:
         self._namespaces.add(tag)
         self._asked[tag, "hit"] += matched
         self._asked[tag, "miss"] += requested - matched
+
+
+def _ranges(
+    match: Match, live: Mapping[str, Node], keys: ChunkKeys | KeySample, reader: Reader
+) -> list[ChunkRange] | None:
+    """Return the readable ranges; None where a sample has not the keys that decide which nodes read a part of it."""
+    if isinstance(keys, KeySample) and is_in_objects_alone(match, live):
+        return None
+    return readable_ranges(match, live, keys, reader)
 
 
 def _covered(ranges: Sequence[ChunkRange]) -> int:

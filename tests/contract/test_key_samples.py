@@ -9,11 +9,15 @@ import pytest
 import redis.asyncio as redis
 
 from quire.model.errors import KeysInvalid
+from quire.model.fingerprints import fingerprint, fingerprints
 from quire.model.index import Match, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 from quire.testing.contracts.index import chain
 from quire.testing.index import MemoryIndex
 from quire_server.redis import PrefixIndex
+from quire_server.redis.prefix_index import format as format_module
+from quire_server.redis.prefix_index import index as index_module
+from quire_server.redis.prefix_index.slots import bucket_key
 from quire_server.redis.scripts import script
 
 AnyIndex = PrefixIndex | MemoryIndex
@@ -74,7 +78,7 @@ async def _differences(index: AnyIndex, rng: random.Random, rounds: int) -> int:
 
 
 async def _mistaken(index: AnyIndex) -> int:
-    """Return how many lists of keys that are no chain are taken for one."""
+    """Return how many invalid chains are taken for valid ones."""
     keys, other = chain(300), chain(300, branch=1)
     await index.register("a", records(keys, 0, 300), 0)
     await index.register("a", records(other, 0, 300), 0)
@@ -139,16 +143,38 @@ async def test_keys_that_do_not_commit_to_those_before_are_not_taken_for_a_chain
     assert await _mistaken(index) == 0
 
 
+async def test_a_key_whose_fingerprint_is_in_the_facts_of_a_page_is_unknown(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fingerprints can be inverted: a client chose one that lies where the next chunk's would, behind the last row."""
+    index, keys = PrefixIndex(any_redis), chain(103)
+    await index.register("node-a", records(keys, 0, 100), 0)
+    page = await any_redis.get(bucket_key(fingerprint(keys.at(0))))
+    assert isinstance(page, bytes)
+    for size in (101, 102):
+        tip = page[2 + 8 * (size - 1) : 2 + 8 * size]
+
+        def forged(packed: bytes, tip: bytes = tip) -> bytes:
+            return fingerprints(packed)[:-8] + tip
+
+        pin = Pin(lease_id=b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0)
+        for module in (index_module, format_module):
+            monkeypatch.setattr(module, "fingerprints", forged)
+        match = await index.match(keys.run(0, size).sample(9), pin)
+        monkeypatch.undo()
+        assert match.wanted_bucket == 0 and await index.pins(keys.at(0)) == 0
+
+
 def _cut(sample: KeySample) -> KeySample:
-    return KeySample(sample.count, sample.whole, sample.packed[:-32])
+    return KeySample(sample.count, sample.whole_bucket, sample.packed[:-32])
 
 
 def _extended(sample: KeySample) -> KeySample:
-    return KeySample(sample.count, sample.whole, sample.packed + bytes(32))
+    return KeySample(sample.count, sample.whole_bucket, sample.packed + bytes(32))
 
 
 def _of_another_count(sample: KeySample) -> KeySample:
-    return KeySample(sample.count + BUCKET_CHUNKS, sample.whole, sample.packed)
+    return KeySample(sample.count + BUCKET_CHUNKS, sample.whole_bucket, sample.packed)
 
 
 @pytest.mark.parametrize("spoil", [_cut, _extended, _of_another_count, lambda _: KeySample(0, 0, b"")])

@@ -33,7 +33,7 @@ async def retain(day: Day, client: QuireClient, prefix: Prefix, rng: random.Rand
 
 
 async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
-    """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss.
+    """Invalid keys: repeated ones are refused, unknown ones in between cost a miss.
 
     A look-up by a sample need not see a repetition; then the fetch of what it found does.
     """

@@ -162,8 +162,8 @@ class QuireClient:
         `Advice`); a fetch of it then takes that part, and knows its compute window.
         `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
-        Of a long prefix the client sends a sample of the keys, as each block key commits to those before it. Of keys
-        that do not, chunks may be found that are not there: a fetch then misses them.
+        Of a long prefix the client sends a sample of the keys, as each block key covers those before it. For keys that
+        do not, `matched_chunks` may count chunks that are not stored; a fetch then misses them.
 
         Raises `KeysInvalid` for a key that is sent twice, `InvalidRequest` for a lifetime beyond the cluster's,
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,

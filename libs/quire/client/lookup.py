@@ -113,7 +113,7 @@ def lookup_request(
     unchained: bool = False,
 ) -> pb.LookupRequest:
     """Return the message of a look-up of several shards, or of one."""
-    (namespace, keys), *others = shards
+    (namespace, keys), *other_shards = shards
     return pb.LookupRequest(
         namespace=convert.namespace_to(namespace),
         **_keys_to(keys),
@@ -124,16 +124,17 @@ def lookup_request(
         device=prompt.device if prompt is not None else "",
         unchained=unchained,
         other_shards=[
-            pb.ShardKeys(namespace=convert.namespace_to(rank), **_keys_to(rank_keys)) for rank, rank_keys in others
+            pb.ShardKeys(namespace=convert.namespace_to(rank), **_keys_to(rank_keys))
+            for rank, rank_keys in other_shards
         ],
     )
 
 
 def _keys_to(keys: ChunkKeys | KeySample) -> dict[str, Any]:
-    """Return the fields that say what is looked up."""
+    """Return the fields of the keys, or of their sample."""
     if isinstance(keys, ChunkKeys):
         return {"chunk_keys": keys.packed}
-    return {"sample": pb.KeySample(count=keys.count, whole_bucket=keys.whole, keys=keys.packed)}
+    return {"sample": pb.KeySample(count=keys.count, whole_bucket=keys.whole_bucket, keys=keys.packed)}
 
 
 def shards_at_once(shards: Sequence[tuple[Namespace, ChunkKeys | KeySample]]) -> int:

@@ -15,7 +15,7 @@ from quire.wire.v1 import gateway_pb2 as pb
 _SAMPLED_FROM: Final = BUCKET_CHUNKS + BUCKET_CHUNKS // 2
 """Keys from which a sample is sent: of fewer it has nearly all."""
 _ENDS_MAX: Final = 4096
-_ASKED_MAX: Final = 2
+_SAMPLES_MAX: Final = 2
 """Samples that are sent before all keys are: chunks may come or go between two of them."""
 
 
@@ -45,25 +45,27 @@ class SampledLookups:
         unchained: bool = False,
     ) -> list[Lookup]:
         """Look up shards, several by one request; ask again where a sample does not say where the prefix ends."""
-        is_sampled = not unchained and self._takes_samples()
-        samples = [self._chooser.first(keys) if is_sampled else None for _, keys in shards]
-        asked, found = [0] * len(shards), dict[int, Lookup]()
-        while waiting := [at for at in range(len(shards)) if at not in found]:
-            asking = [(shards[at][0], samples[at] or shards[at][1]) for at in waiting]
+        samples = [None if unchained else self._chooser.first(keys) for _, keys in shards]
+        requests, lookups = [0] * len(shards), dict[int, Lookup]()
+        while pending := [at for at in range(len(shards)) if at not in lookups]:
+            takes_samples = self._takes_samples()
+            asking = [(shards[at][0], (takes_samples and samples[at]) or shards[at][1]) for at in pending]
             asking = asking[: shards_at_once(asking)]
             request = lookup_request(asking, self._location, lease_ttl_ms, prompt=prompt, unchained=unchained)
             response = await self._ask(request)
             answers = (response, *response.other_shards)  # a gateway of the release before answers for the first alone
-            for at, answer in zip(waiting, answers, strict=False):
+            for at, answer in zip(pending, answers, strict=False):
                 namespace, keys = shards[at]
-                asked[at] += 1
+                requests[at] += 1
                 if answer.HasField("wanted_bucket"):
-                    samples[at] = self._chooser.next(keys, answer.wanted_bucket, asked[at])
-                    continue
-                found[at] = lookup_of(namespace, keys, answer)
-                if is_sampled:
-                    self._chooser.note(keys, answer.matched_chunks)
-        return [found[at] for at in range(len(shards))]
+                    samples[at] = self._chooser.next(keys, answer.wanted_bucket, requests[at])
+                elif takes_samples and samples[at] and not answer.matched_chunks and not self._takes_samples():
+                    samples[at] = None  # it went to a gateway of the release before, which saw no key at all
+                else:
+                    lookups[at] = lookup_of(namespace, keys, answer)
+                    if not unchained:
+                        self._chooser.note(keys, answer.matched_chunks)
+        return [lookups[at] for at in range(len(shards))]
 
 
 class SampleChooser:
@@ -84,14 +86,14 @@ class SampleChooser:
         last = (len(keys) - 1) // BUCKET_CHUNKS
         for bucket in range(last, -1, -1):
             if end := self._ends.get(keys.at(bucket * BUCKET_CHUNKS)):
-                asked, wanted_bucket = end
-                return keys.sample(wanted_bucket if asked == len(keys) else bucket)
+                key_count, wanted_bucket = end
+                return keys.sample(wanted_bucket if key_count == len(keys) else bucket)
         return keys.sample(last)
 
-    def next(self, keys: ChunkKeys, wanted_bucket: int, asked: int) -> KeySample | None:
-        """Return the sample that the answer to another one wants, of which `asked` were sent; None for all keys."""
+    def next(self, keys: ChunkKeys, wanted_bucket: int, requests: int) -> KeySample | None:
+        """Return the sample that an answer wants, after that many requests; None where all keys are to be sent."""
         is_bucket = wanted_bucket * BUCKET_CHUNKS < len(keys)
-        return keys.sample(wanted_bucket) if is_bucket and asked < _ASKED_MAX else None
+        return keys.sample(wanted_bucket) if is_bucket and requests < _SAMPLES_MAX else None
 
     def note(self, keys: ChunkKeys, matched_chunks: int) -> None:
         """Note where a prefix ended."""

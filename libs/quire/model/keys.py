@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -73,6 +74,10 @@ class ChunkKeys:
             raise KeysInvalid("a key appears twice", field="chunk_keys")
         return self
 
+    def digest(self) -> bytes:
+        """Digest over all of them."""
+        return hashlib.sha256(self.packed).digest()
+
     def bucket_of(self, index: int) -> bytes:
         """The key that opens the index bucket of chunk `index`."""
         return self.at(index - index % BUCKET_CHUNKS)
@@ -82,16 +87,16 @@ class ChunkKeys:
         """First and stop of the index buckets whose keys are all here."""
         return 0, -(-len(self) // BUCKET_CHUNKS)
 
-    def sample(self, whole: int) -> KeySample:
+    def sample(self, whole_bucket: int) -> KeySample:
         """Return the sample with all keys of one bucket."""
         packed, bucket_bytes, parts = self.packed, BUCKET_CHUNKS * KEY_BYTES, list[bytes]()
         for number, start in enumerate(range(0, len(packed), bucket_bytes)):
             stop = min(start + bucket_bytes, len(packed))
-            if number == whole or stop - start <= 2 * KEY_BYTES:
+            if number == whole_bucket or stop - start <= 2 * KEY_BYTES:
                 parts.append(packed[start:stop])
             else:
                 parts += [packed[start : start + KEY_BYTES], packed[stop - KEY_BYTES : stop]]
-        return KeySample(len(self), whole, b"".join(parts))
+        return KeySample(len(self), whole_bucket, b"".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,12 @@ class KeySample:
 
     Attributes:
         count: Number of keys of the prefix.
-        whole: Number of the bucket whose keys are all in the sample; a number behind the last bucket for none.
+        whole_bucket: Number of the bucket whose keys are all in the sample; a number behind the last bucket for none.
         packed: The keys of the sample in order, concatenated.
     """
 
     count: int
-    whole: int
+    whole_bucket: int
     packed: bytes
 
     def __post_init__(self) -> None:
@@ -126,14 +131,14 @@ class KeySample:
     def has(self, index: int) -> bool:
         """Return whether the key of chunk `index` is in the sample."""
         bucket, at = divmod(index, BUCKET_CHUNKS)
-        return 0 <= index < self.count and (bucket == self.whole or at in (0, self._size(bucket) - 1))
+        return 0 <= index < self.count and (bucket == self.whole_bucket or at in (0, self._size(bucket) - 1))
 
     def at(self, index: int) -> bytes:
         """Key of chunk `index`, which the sample `has`."""
         if not self.has(index):
             raise IndexError(index)
         bucket, at = divmod(index, BUCKET_CHUNKS)
-        start = (self._start(bucket) + (at if bucket == self.whole else min(at, 1))) * KEY_BYTES
+        start = (self._start(bucket) + (at if bucket == self.whole_bucket else min(at, 1))) * KEY_BYTES
         return self.packed[start : start + KEY_BYTES]
 
     def run(self, first: int, count: int) -> KeySample:
@@ -141,8 +146,8 @@ class KeySample:
         if first or not self.has(count - 1):
             raise KeysInvalid(f"[{first}, {first + count}) is not within the sample", field="sample")
         bucket, at = divmod(count - 1, BUCKET_CHUNKS)
-        stop = self._start(bucket) + (at if bucket == self.whole else min(at, 1)) + 1
-        return KeySample(count, self.whole, self.packed[: stop * KEY_BYTES])
+        stop = self._start(bucket) + (at if bucket == self.whole_bucket else min(at, 1)) + 1
+        return KeySample(count, self.whole_bucket, self.packed[: stop * KEY_BYTES])
 
     def bucket_of(self, index: int) -> bytes:
         """The key that opens the index bucket of chunk `index`."""
@@ -151,7 +156,7 @@ class KeySample:
     @property
     def whole_buckets(self) -> tuple[int, int]:
         """First and stop of the index buckets whose keys are all here, besides buckets of two and less."""
-        return self.whole, self.whole + 1
+        return self.whole_bucket, self.whole_bucket + 1
 
     def distinct(self) -> KeySample:
         """Return the sample. Raises `KeysInvalid` where a key appears twice."""
@@ -164,8 +169,8 @@ class KeySample:
 
     def _kept(self, bucket: int) -> int:
         """Return how many keys of a bucket are in the sample."""
-        return self._size(bucket) if bucket == self.whole else min(2, self._size(bucket))
+        return self._size(bucket) if bucket == self.whole_bucket else min(2, self._size(bucket))
 
     def _start(self, bucket: int) -> int:
         """Return the number of keys of the sample before a bucket's. All buckets but the last one are full."""
-        return 2 * bucket + (BUCKET_CHUNKS - 2 if bucket > self.whole else 0)
+        return 2 * bucket + (BUCKET_CHUNKS - 2 if bucket > self.whole_bucket else 0)

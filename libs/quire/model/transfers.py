@@ -29,7 +29,6 @@ class DeliverOrder:
         urgency: When layers are needed.
         layers_in_stream: Report each layer in the RPC's stream, too.
         tenant: Whose delivery it is, and its part of the links.
-        lease: Token of the lease that pins the chunks; empty without one.
         unchained: The keys are no prefix: each chunk stands for itself.
         namespace: Tag of the namespace that the keys were derived under; zeros if they were not.
         arriving: Part of the ranges whose store was running when the gateway looked.
@@ -44,7 +43,6 @@ class DeliverOrder:
     urgency: Urgency = field(default_factory=Urgency)
     layers_in_stream: bool = False
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
-    lease: bytes = b""
     unchained: bool = False
     namespace: bytes = NO_NAMESPACE
     arriving: tuple[ChunkRange, ...] = ()

@@ -17,7 +17,6 @@ from quire.wire.v1 import storage_pb2 as pb
 def deliver_order_to(order: DeliverOrder) -> pb.DeliverRequest:
     """Return the message, without a permit: tenant and end are the permit's."""
     return pb.DeliverRequest(
-        lease=order.lease,
         delivery_id=order.delivery_id,
         descriptor=convert.descriptor_to(order.descriptor),
         ranges=convert.ranges_to(order.ranges),
@@ -54,7 +53,6 @@ def deliver_order_from(message: pb.DeliverRequest, tenant: str = "", until_s: fl
         urgency=convert.urgency_from(message),
         layers_in_stream=message.layers_in_stream,
         tenant=TenantPolicy(tenant, message.tenant_weight, message.tenant_cap_bytes_per_s),
-        lease=message.lease,
         unchained=message.unchained,
         namespace=message.namespace or NO_NAMESPACE,
         arriving=convert.ranges_from(message.arriving),

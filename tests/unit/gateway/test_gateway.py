@@ -240,7 +240,7 @@ def _fetch(world: World, lease: Lease, **changes: Any) -> FetchCall:
     descriptor = Descriptor(KEYS, layout.num_layers, 16, layout.slice_bytes, DeliveryOrder.AUTO, target)
     described = replace(descriptor, **changes)
     urgency = Urgency(compute_window_us=3)
-    return FetchCall(found=lease, lease=b"token", delivery_id=b"d" * 16, descriptor=described, urgency=urgency)
+    return FetchCall(found=lease, delivery_id=b"d" * 16, descriptor=described, urgency=urgency)
 
 
 async def _all(events: AsyncIterator[Any]) -> list[Any]:
@@ -255,7 +255,7 @@ async def test_each_node_gets_its_part_of_what_the_lease_says() -> None:
     assert parts["a:1"].ranges == (ChunkRange("a", 2, 2), ChunkRange("a", 7, 1))
     assert parts["b:1"].ranges == (ChunkRange("b", 4, 3),)
     assert {part.node_index for part in parts.values()} == {0, 1}
-    assert all(part.tenant == TENANT and part.lease == b"token" for part in parts.values())
+    assert all(part.tenant == TENANT for part in parts.values())
     assert events[-1] == FetchSummary(6, 10, delivered=b"\1" * 6)
 
 
@@ -267,7 +267,7 @@ async def test_a_single_chunk_is_read_where_it_went() -> None:
     descriptor = _fetch(world, _lease(world.clock, ChunkRange("a", 0, 10)), keys=key).descriptor
     summary = await world.singles().read(SPACE, descriptor, b"d" * 16, "the chunk")
     assert summary.usable_chunks == 1 and [address for address, _ in world.delivered] == ["a:1", "b:1"]
-    assert all(part.lease == b"" and part.tenant == TENANT for _, part in world.delivered)
+    assert all(part.tenant == TENANT for _, part in world.delivered)
 
 
 async def test_a_single_chunk_that_is_gone_is_looked_for_once_more() -> None:

@@ -24,7 +24,7 @@ CHUNKS = 3 * BUCKET_CHUNKS + 90
 
 
 class _Gateway:
-    """Answers as the gateway does, of what it needs here; `between` is called before every answer but the first."""
+    """The part of the gateway that a look-up needs; `between` is called before every answer but the first."""
 
     def __init__(self, lookups: Lookups, between: Callable[[], Awaitable[object]] | None = None) -> None:
         self._lookups = lookups
@@ -80,7 +80,7 @@ async def test_a_client_finds_and_leases_the_same_as_by_all_keys(stored: int) ->
 
 
 async def test_the_next_turn_of_a_conversation_is_one_request() -> None:
-    """Its end is where the turn before was asked for to its end, and where a client that only reads found it."""
+    """A turn stores the whole prompt that it looked up: the next match ends in that bucket, or behind it."""
     world = World()
     lookups = (await world.start()).lookups
     gateway = _Gateway(lookups)
@@ -114,7 +114,7 @@ async def test_ranks_are_asked_again_only_where_their_end_is_not_known() -> None
 
 
 async def test_what_only_the_object_tier_has_is_looked_up_by_all_keys() -> None:
-    """They decide which node reads it: whatever the client sends, it is the same one."""
+    """The keys decide which node reads it, and two look-ups have to name the same node."""
     world = World()
     world.infos |= {name: StorageInfo(worker_address=b"w", has_object_tier=True) for name in "abcd"}
     keys = await world.stored(CHUNKS, OBJECT_TIER)
@@ -140,9 +140,42 @@ async def test_an_end_on_a_dead_node_is_found_and_pinned(dead: int) -> None:
     assert await world.index.pins(keys.bucket_of(dead - 1)) == 1, "the one on the last stored chunk was given back"
 
 
+async def test_a_holder_that_leaves_while_the_members_are_read_again() -> None:
+    """Then only the object tier has a part, whose keys are not in the sample; nothing stays pinned."""
+    world = World()
+    keys = await world.stored(CHUNKS)
+    await world.index.add_objects(records(keys, 0, 300), await world.index.register("a", records(keys, 0, 300), 0))
+    await world.index.register("gone", records(keys, 300, CHUNKS - 300), 0)
+    await world.index.unregister("a", records(keys, 300, CHUNKS - 300), 0)
+    orchestrator = await world.start()
+    world.infos = {"b": StorageInfo(worker_address=b"w", has_object_tier=True)}
+    answer = await orchestrator.lookups.lookup(Question(SPACE, keys, 1000, sample=keys.sample(9)))
+    assert answer.wanted_bucket is not None and not answer.token and await world.index.pins(b"") == 0
+    (found,) = await _Gateway(orchestrator.lookups).client().find([(SPACE, keys)], 1000)
+    assert found.matched_chunks == 300 and {run.node_id for run in found.ranges} == {"b"}
+
+
+async def test_a_gateway_of_the_release_before_that_takes_over_is_asked_with_all_keys() -> None:
+    """It sees no key in a request that was under way, and answers that nothing is stored."""
+    world = World()
+    keys = await world.stored(CHUNKS)
+    gateway = _Gateway((await world.start()).lookups)
+    is_new = True
+
+    async def ask(request: pb.LookupRequest) -> pb.LookupResponse:
+        nonlocal is_new
+        if request.HasField("sample"):
+            is_new = False
+            request = pb.LookupRequest(namespace=request.namespace)
+        return await gateway.ask(request)
+
+    (found,) = await SampledLookups(ask, Location(), lambda: is_new).find([(SPACE, keys)], 0)
+    assert found.matched_chunks == CHUNKS
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_chunks_that_come_and_go_between_requests(seed: int) -> None:
-    """After two samples all keys are sent; the lease is on what can be read at that moment, and protects it."""
+    """After two samples all keys are sent. The lease is on the chunks that can be read at that moment."""
     rng, world = random.Random(seed), World()
     keys = await world.stored(rng.randrange(1, CHUNKS))
     keys = block_keys(SPACE, list(range(16 * CHUNKS)))
@@ -184,4 +217,4 @@ def test_a_client_remembers_a_bounded_number_of_ends() -> None:
         chooser.note(keys, 20)
     assert len(chooser._ends) == 4096
     sample = chooser.first(keys)
-    assert sample is not None and sample.whole == 0, "where it ended last"
+    assert sample is not None and sample.whole_bucket == 0, "where it ended last"

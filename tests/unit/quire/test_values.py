@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -97,6 +97,7 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
         tip_bucket=keys.at(0),
         expires_ms=1000,
         ranges=(ChunkRange("a", 0, 1), ChunkRange("b", 1, 1)),
+        keys_digest=keys.digest(),
         addresses={"a": "a:1", "b": "b:1"},
         tenant=TenantPolicy("t", 2.0, 7),
     )
@@ -109,7 +110,13 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
         lease.check_keys(keys.run(0, 1))
     with pytest.raises(LeaseForged, match="keys"):
         lease.check_keys(ChunkKeys(keys.at(0) + bytes(32)))
-    lease.check_keys(ChunkKeys(bytes(32) + keys.at(1)))  # its last key commits to another one before
+    of_sample = replace(lease, keys_digest=b"")
+    for each in (keys, ChunkKeys(bytes(32) + keys.at(1))):  # a last key commits to those before
+        of_sample.check_keys(each)
+    with pytest.raises(LeaseForged, match="keys"):
+        of_sample.check_keys(ChunkKeys(keys.at(0) + bytes(32)))
+    with pytest.raises(LeaseForged, match="keys"):
+        lease.check_keys(ChunkKeys(bytes(32) + keys.at(1)))
     with pytest.raises(LeaseExpired):
         lease.check_fresh(1000)
     with pytest.raises(LeaseForged):

@@ -93,7 +93,7 @@ class Answers:
             left = [key for key in self._dropped[event.ticket] if key in machine]
             assert all(key in machine.copies.entries for key in left), "what ended is gone"
             assert all(machine.copies.entries[key].number > self._newest for key in left), "or was stored again at once"
-        if isinstance(event, ev.RegistrationWanted):
+        if isinstance(event, ev.RegistrationWanted) and (event.in_object or not event.within):
             assert not any(machine.generation(key) for key in self._registering(instructions)), "no entry lists it"
         if isinstance(event, ev.PromotionEnded) and event.complete:
             here = [entry for entry in self._promoted if entry.phase is Phase.RESIDENT]
@@ -169,7 +169,8 @@ class Answers:
                 assert len(set(value)) == len(value) == asked.count
             case ev.StoreOffered() | ev.RegistrationWanted():
                 keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [each.key for each in asked.chunks]
-                listed = {key for key in keys if machine.generation(key)}
+                named = asked.within
+                listed = {key for key in keys if (has := machine.generation(key)) and has == named.get(key, has)}
                 unclear = {*self._unclear, *machine.copies.leaving, *machine.copies.withdrawing}
                 assert value <= set(keys), "of what was asked"
                 if asked.ticket in machine.pins.holders:  # else its client has gone, and copies may have gone since

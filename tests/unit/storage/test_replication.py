@@ -234,6 +234,7 @@ class _Slow:
 
     def __init__(self, keys: list[bytes]) -> None:
         self.residency, self.replicated = self, keys[::-1]
+        self.objects: Any = None
         self.targets: list[str] = []
         self.go = asyncio.Event()
         self.mark = COPIED
@@ -372,7 +373,7 @@ class _Pulling:
 
 
 async def test_copies_are_listed_in_the_entries_of_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are here join them; others bring them along. Only a node of the release before does not say."""
+    """Present copies join these entries, pulled ones are stored with them. A node of the release before names none."""
     here, absent, old = (bytes([number]) * 32 for number in range(3))
     pulling: Any = _Pulling({here, old})
     replicator = _replicator_of(pulling)

@@ -208,8 +208,8 @@ class IndexCallsContract:
         assert await index.join("b", pair, generations, only_in_object=True) == [False, False], "they have ended"
         renewed = await index.register("a", pair, 100)
         for only_in_object in (True, False):
-            joined = await index.join("b", pair, generations, only_in_object=only_in_object)
-            assert joined == [False, False], "these are other entries"
+            marks = await index.join("b", pair, generations, only_in_object=only_in_object)
+            assert marks == [False, False], "these are other entries"
         assert await index.holders(pair) == [("a",), ("a",)]
         assert [drop.key for drop in await _drops(index, "b")] == [keys.at(0)]
         await index.add_objects(pair[:1], renewed[:1])

@@ -1,4 +1,4 @@
--- ARGV: 1 node, 2 "1" for entries that list the object tier alone, 3 fingerprints packed, 4 generations (8 bytes each)
+-- ARGV: 1 node, 2 "1" to skip entries that do not list the object tier, 3 fingerprints packed, 4 generations (8 bytes each)
 -- packed. Lists the node in these very entries; what it was to drop of them is obsolete. Returns a mask: "1" listed, "0"
 -- there is no such entry.
 local node, only_in_object, prints, generations, mask = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4], {}

@@ -1,8 +1,8 @@
 -- KEYS: the bucket of the first chunk, and, to pin the last one that matched, its pins; the other buckets' names are made
--- of these. ARGV: 1 fingerprints packed, 2 chunks of the prefix, 3 chunks per bucket, 4 and 5 the first of the buckets
--- whose fingerprints are all there, and the one behind the last of them: of others there are the first chunk's and the
--- last one's, 6 hash tags; to pin: 7 lease id, 8 expiry in ms, 9 time to live of the pins in ms, 10 now in ms, 11 when to
--- look for expired pins again.
+-- of these. ARGV: 1 fingerprints packed, 2 chunks of the prefix, 3 chunks per bucket, 4 and 5 from which bucket on, and
+-- up to before which, every fingerprint is sent; of the other buckets only the first and the last one is, 6 hash tags;
+-- to pin: 7 lease id, 8 expiry in ms, 9 time to live of the pins in ms, 10 now in ms, 11 when to look for expired pins
+-- again.
 -- Returns {extended, count, placement, count, placement, ...}: 1 if an indexed chunk extends the last one that matched,
 -- else 0; then runs of equal placement from the start of the prefix. Where the prefix ends within a bucket whose
 -- fingerprints are not all there, instead of 1 or 0 the number of that bucket, from -1 downwards; then nothing is pinned.
@@ -51,7 +51,9 @@ end
 local function go_back(cell, root, size)
   local first, print, left, parts = print_at(at), print_at(at + 1), size, {}
   local page, row = root, size  -- there it is if nothing else is in the bucket
-  if sub(root, 8 * row - 5, 8 * row + 2) ~= print then page, row = page_with(cell, root, print) end
+  if row > count_of(root) or sub(root, 8 * row - 5, 8 * row + 2) ~= print then
+    page, row = page_with(cell, root, print)
+  end
   local end_page = page
   while row do
     local links = about(page)[2]

@@ -245,7 +245,6 @@ class GatewayServicer(GatewayServiceServicer):
             keys = await self._derivation.derive(lease.namespace, keys)
         fetch = FetchCall(
             found=lease,
-            lease=request.lease,
             delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
             descriptor=convert.descriptor_from(request.descriptor, keys),
             urgency=convert.urgency_from(request),
@@ -293,7 +292,6 @@ class GatewayServicer(GatewayServiceServicer):
             advised_us = _window_us(match.advice) if match.advice is not None else 0
             fetch = FetchCall(
                 found=match,
-                lease=match.token,
                 delivery_id=delivery_id,
                 descriptor=descriptor,
                 urgency=urgency if urgency.is_known else replace(urgency, compute_window_us=advised_us),

@@ -57,8 +57,6 @@ class Readable(Protocol):
 class FetchCall:
     """A fetch of matched chunks.
 
-    `lease`: the token of the one that pins it; without one a chunk may be evicted before its delivery.
-
     `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
     memory; 0 for as long as this gateway permits transfers. `namespace`: tag of the namespace that the keys were
     derived under; empty if they were not. `arriving`: those of the chunks whose store is running; a node waits for them
@@ -66,7 +64,6 @@ class FetchCall:
     """
 
     found: Readable
-    lease: bytes = b""
     delivery_id: bytes
     descriptor: Descriptor
     urgency: Urgency = field(default_factory=Urgency)
@@ -213,7 +210,6 @@ class KvTransfers:
         descriptor = fetch.descriptor
         arriving = frozenset(clip(fetch.arriving, descriptor.first_chunk, descriptor.stop_chunk))
         order = DeliverOrder(
-            lease=fetch.lease,
             tenant=fetch.found.tenant,
             delivery_id=fetch.delivery_id,
             descriptor=descriptor,

@@ -287,7 +287,6 @@ def _fetch(call: Call, leased: LookupAnswer, descriptor: Descriptor) -> FetchCal
         raise S3Error("NoSuchKey", "No chunk of these is stored")
     return FetchCall(
         found=leased,
-        lease=leased.token,
         delivery_id=_delivery_id(call),
         descriptor=descriptor.among(leased.matched_chunks),
         layers_in_stream=True,

@@ -57,7 +57,8 @@ class GrpcClusterIndex:
             commit = orchestrator_pb2.CommitRequest(
                 node_id=node_id, chunks=chunks, reporter=node_id, within=generations
             )
-            return list(map(bool, (await self._call(self._stub.Commit, commit)).generations))
+            entries = (await self._call(self._stub.Commit, commit)).generations
+            return [entry == named for entry, named in zip(entries, generations, strict=True)]
         request = orchestrator_pb2.JoinRequest(node_id=node_id, chunks=chunks, generations=generations)
         return [bool(mark) for mark in (await self._call(self._stub.Join, request)).marks]
 

@@ -77,10 +77,8 @@ class HotCopies:
 
     async def pull(self, source: Node, generations: Mapping[bytes, int]) -> list[int]:
         """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
-        marks, keys = (
-            await self._replicator.pull(source, generations, Durability.MEMORY),
-            ChunkKeys(b"".join(generations)),
-        )
+        keys = ChunkKeys(b"".join(generations))
+        marks = await self._replicator.pull(source, generations, Durability.MEMORY)
         if any(marks):
             self._copies[keys.at(0)] = _Copy(keys, self._clock.monotonic_s())
             self._events.add(1, {"event": "pulled"})
@@ -115,12 +113,15 @@ class HotCopies:
             return
         name = claims_by_capacity(candidates).strongest([hot.keys.at(0)])[0]
         target = next(node for node in candidates if node.node_id == name)
+        generations = await self._replicator.entries_of(list(hot.keys))
+        if hot.keys.at(0) not in generations:  # its name there
+            return
         try:
-            await self._peers.replicate(target, self._replicator.listed(hot.keys), self._me(), hot=True)
+            await self._peers.replicate(target, generations, self._me(), hot=True)
         except QuireError as error:
             logger().warning("a node took no copy of a hot range", node=name, error=str(error))
             return
-        logger().info("a hot range was copied", node=name, chunks=len(hot.keys), bytes_per_s=hot.bytes_per_s)
+        logger().info("a hot range was copied", node=name, chunks=len(generations), bytes_per_s=hot.bytes_per_s)
 
     async def _give_up(self) -> None:
         now_s, cold = self._clock.monotonic_s(), _COLD_SHARE * self._config.link_bytes_per_s

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import mmap
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -122,14 +122,23 @@ class Replicator:
         joining = {key: within[key] for key in unlisted if key in within}
         if joining:
             listed |= await self._tiers.join(joining)
-        if others := [key for key in unlisted if key not in within]:
-            listed |= await self._tiers.reregister(others)
+        if unnamed_keys := [key for key in unlisted if key not in within]:
+            listed |= await self._tiers.reregister(unnamed_keys)
         copied = set(absent)
         return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in generations]
 
-    def listed(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the generations of the entries that list this node, as far as it knows, for chunks that are here."""
-        return {key: generation for key in keys if (generation := self._tiers.residency.recorded(key))}
+    async def entries_of(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the generations of the entries that copies of these chunks are to be listed in, by key.
+
+        Those that list this node now, or did last. Chunks that were read from the object tier, and are listed nowhere
+        here, have the entries that list the object tier.
+        """
+        recorded = {key: self._tiers.residency.recorded(key) or 0 for key in keys}
+        unlisted = [key for key, generation in recorded.items() if not generation]
+        if unlisted and self._tiers.objects is not None:
+            records = [header.chunk.record for key in unlisted if (header := self._tiers.find(key)) is not None]
+            recorded |= (await self._registry.object_generations(records))[0]
+        return {key: generation for key, generation in recorded.items() if generation}
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
@@ -149,9 +158,11 @@ class Replicator:
         chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
-        unsafe, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
+        sources = {self._config.node_id, OBJECT_TIER}  # the index would refuse a copy of a chunk that it does not list
+        unsafe = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if not sources.isdisjoint(names)]
+        safe, copied = set[bytes](), set[bytes]()
         for target in await self._candidates(unsafe, already):
-            generations = self.listed(unsafe)
+            generations = await self.entries_of(unsafe)
             if not generations:
                 break
             try:
@@ -317,7 +328,7 @@ class Replicator:
         if level is Durability.MEMORY:
             sound = [raw for raw in await self._peers.describe(keeper, packed) if sound_header(raw) is not None]
             return {unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.key for raw in sound}
-        generations = self.listed(keys)
+        generations = await self.entries_of(keys)
         marks = await self._peers.replicate(keeper, generations, self._me()) if generations else []
         return {key for key, is_kept in zip(generations, marks, strict=True) if is_kept}
 

@@ -86,7 +86,6 @@ class NodeDelivery:
         self._chunks = chunks
         self._failed: dict[int, QuireError] = {}
         self.settled = True
-        self.peer: Peer | None = None
         check_shapes(call.descriptor, [chunk for chunk in chunks if isinstance(chunk, Copy)])
         self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
         theta, is_cold = parts.theta(), any(isinstance(chunk, ObjectChunk) for chunk in chunks)
@@ -141,7 +140,7 @@ class NodeDelivery:
                 self._finished.put_nowait(None)
 
     async def _deliver(self, span: otel.Span) -> NodeOutcome:
-        peer = self.peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
+        peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
         parts, call = self._parts, self._call
         remote = await peer.remote(call.descriptor.target)
         memory = peer.memory(remote)

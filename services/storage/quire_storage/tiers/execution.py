@@ -167,8 +167,8 @@ class Executor:
         registry, failure = self._registry, None
         try:
             if request.within:
-                joined = await registry.joining(request.records, request.within, only_in_object=request.in_object)
-                self.post(ev.Indexed(request.ticket, joined))
+                generations = await registry.joining(request.records, request.within, only_in_object=request.in_object)
+                self.post(ev.Indexed(request.ticket, generations))
             else:
                 patient, fresh = request.patient, request.generation
                 async for part in registry.registering(request.records, patient=patient, fresh=fresh):

@@ -37,7 +37,7 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
         entry = stored.get(chunk.key)
         if entry is None:
             entry = copies.add(chunk, event.level, Phase.ARRIVING)
-            entry.recorded = event.generation
+            entry.recorded = event.within.get(chunk.key, event.generation)
             copies.note_arrival(entry)
             memory.give(offset, event.transfer, entry)
             entry.memory = MemoryPlace(offset, stride)

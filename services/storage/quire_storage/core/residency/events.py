@@ -122,10 +122,6 @@ class RegistrationWanted:
     within: Mapping[bytes, int] = field(default_factory=dict)
     in_object: bool = False
 
-    def takes(self, key: bytes, generation: int) -> bool:
-        """Return whether a copy that is listed in this entry, or in none, may join its entry in `within`."""
-        return not generation or (not self.in_object and generation == self.within[key])
-
 
 @dataclass(frozen=True, slots=True)
 class LevelRaised:

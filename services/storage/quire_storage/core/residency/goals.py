@@ -54,6 +54,11 @@ class Goal:
     in_object: bool = False
     registering: bool = False
 
+    def listed(self) -> set[bytes]:
+        """Return the keys of copies that are listed, in the entries in `within` if it names some."""
+        named = self.within.get if self.within else None
+        return {e.key for e in self.entries if e.generation and (named is None or e.generation == named(e.key))}
+
 
 @dataclass(slots=True)
 class DriveWrite:

@@ -175,11 +175,11 @@ class StoreGoals:
         """Register copies that the index was seen not to list, or to list with the object tier alone."""
         candidates = (self._copies.find(key) for key in event.keys)
         entries = [entry for entry in candidates if entry is not None and not self._copies.is_busy(entry.key)]
-        if event.within:  # what was stored since is listed, or on its way to be
-            for entry in [entry for entry in entries if not event.takes(entry.key, entry.generation)]:
+        if event.in_object:  # what was stored since is listed, or on its way to be
+            for entry in [entry for entry in entries if entry.generation]:
                 entries.remove(entry)
                 self._copies.rest(entry)
-        for entry in entries:
+        for entry in entries if not event.within else ():
             self._copies.set_generation(entry, 0)
         self._pins.pin(event.ticket, entries)
         self.goals[event.ticket] = goal = Goal(event.ticket, entries, Step.ACKNOWLEDGE)
@@ -271,7 +271,7 @@ class StoreGoals:
         if goal.error is not None:
             self._out.append(ev.Fail(goal.ticket, goal.error))
         else:
-            self._out.append(ev.Complete(goal.ticket, {entry.key for entry in goal.entries if entry.generation}))
+            self._out.append(ev.Complete(goal.ticket, goal.listed()))
         for entry in goal.entries:
             self._copies.rest(entry)
 
