@@ -71,7 +71,7 @@ class Question:
     """The question of a client. `prompt_tokens` and `device` ask for advice.
 
     `unchained`: the keys are no prefix, each stands for itself; then without lease and advice. `scope`: the namespace
-    of a lease on them. `sample`: of the keys of a prefix, in their place; see `LookupAnswer.wanted_bucket`.
+    of a lease on them. `sample`: of the keys of a prefix, in place of `keys`; see `LookupAnswer.wanted_bucket`.
     """
 
     namespace: Namespace

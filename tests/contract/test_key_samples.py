@@ -30,11 +30,11 @@ def index(request: pytest.FixtureRequest) -> AnyIndex:
     return MemoryIndex() if request.param == "memory" else PrefixIndex(request.getfixturevalue(request.param))
 
 
-async def _sampled(index: AnyIndex, keys: ChunkKeys, whole: int, pin: Pin | None = None) -> Match:
+async def _sampled(index: AnyIndex, keys: ChunkKeys, whole_bucket: int, pin: Pin | None = None) -> Match:
     """Look up as a client does, which asks again with the bucket that is wanted."""
-    match = await index.match(keys.sample(whole), pin)
+    match = await index.match(keys.sample(whole_bucket), pin)
     if match.wanted_bucket is not None:
-        assert match.count == match.wanted_bucket * BUCKET_CHUNKS and match.wanted_bucket != whole
+        assert match.count == match.wanted_bucket * BUCKET_CHUNKS and match.wanted_bucket != whole_bucket
         match = await index.match(keys.sample(match.wanted_bucket), pin)
     return match
 
@@ -79,16 +79,16 @@ async def _differences(index: AnyIndex, rng: random.Random, rounds: int) -> int:
 
 async def _mistaken(index: AnyIndex) -> int:
     """Return how many invalid chains are taken for valid ones."""
-    keys, other = chain(300), chain(300, branch=1)
+    keys, second_chain = chain(300), chain(300, branch=1)
     await index.register("a", records(keys, 0, 300), 0)
-    await index.register("a", records(other, 0, 300), 0)
+    await index.register("a", records(second_chain, 0, 300), 0)
     unknown = chain(1, branch=2).packed
     wrong = [
-        ChunkKeys(keys.run(0, 100).packed + other.run(100, 200).packed),
+        ChunkKeys(keys.run(0, 100).packed + second_chain.run(100, 200).packed),
         ChunkKeys(keys.at(0) + unknown + keys.run(3, 200).packed),
         ChunkKeys(keys.at(0) + unknown + keys.run(1, 200).packed),
     ]
-    return sum([await _sampled(index, each, 9) != await index.match(each) for each in wrong])
+    return sum([await _sampled(index, invalid, 9) != await index.match(invalid) for invalid in wrong])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,14 +110,14 @@ async def test_a_fault_that_is_put_back_is_found(redis_client: redis.Redis, righ
     assert script("index_match").count(right) == 1
     index = PrefixIndex(redis_client)
     index._scripts["match"] = redis_client.register_script(script("index_match").replace(right, wrong))
-    found = await _mistaken(index)
+    differences = await _mistaken(index)
     for seed in range(12):
         await redis_client.flushall()
         try:
-            found += await _differences(index, random.Random(seed), 60)
+            differences += await _differences(index, random.Random(seed), 60)
         except redis.ResponseError:
-            found += 1
-        if found:
+            differences += 1
+        if differences:
             return
     raise AssertionError("it was not found")
 
@@ -146,7 +146,7 @@ async def test_keys_that_do_not_commit_to_those_before_are_not_taken_for_a_chain
 async def test_a_key_whose_fingerprint_is_in_the_facts_of_a_page_is_unknown(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fingerprints can be inverted: a client chose one that lies where the next chunk's would, behind the last row."""
+    """A client can compute a key of any fingerprint: here of the bytes behind the last row of the page."""
     index, keys = PrefixIndex(any_redis), chain(103)
     await index.register("node-a", records(keys, 0, 100), 0)
     page = await any_redis.get(bucket_key(fingerprint(keys.at(0))))
@@ -183,17 +183,17 @@ def test_a_sample_has_as_many_keys_as_it_says(spoil: Callable[[KeySample], KeySa
         spoil(chain(_LENGTH).sample(1))
 
 
-@pytest.mark.parametrize("whole", [0, 1, 3, 9])
+@pytest.mark.parametrize("whole_bucket", [0, 1, 3, 9])
 @pytest.mark.parametrize("length", [1, 2, 3, 256, 257, 258, 259, _LENGTH])
-def test_what_a_sample_has(length: int, whole: int) -> None:
+def test_what_a_sample_has(length: int, whole_bucket: int) -> None:
     keys = chain(length)
-    sample = keys.sample(whole)
+    sample = keys.sample(whole_bucket)
     known = [at for at in range(length) if sample.has(at)]
     assert len(sample) == length and [sample.at(at) for at in known] == [keys.at(at) for at in known]
     assert sample.packed == b"".join(keys.at(at) for at in known) and not sample.has(length) and not sample.has(-1)
     for at in known:
         shorter = sample.run(0, at + 1)
-        assert shorter == KeySample(at + 1, whole, keys.run(0, at + 1).sample(whole).packed)
+        assert shorter == KeySample(at + 1, whole_bucket, keys.run(0, at + 1).sample(whole_bucket).packed)
         assert shorter.bucket_of(at) == keys.bucket_of(at)
     assert sample.distinct() is sample
     for at in set(range(length)) - set(known):

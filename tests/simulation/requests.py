@@ -43,10 +43,10 @@ async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Ran
         buffer = client.allocate(prefix.layout.payload_bytes(len(repeated)))
         try:
             if rng.random() < 0.5:
-                found = await client.lookup(prefix.namespace, repeated)
-                if not found.matched_chunks:
+                lookup = await client.lookup(prefix.namespace, repeated)
+                if not lookup.matched_chunks:
                     return "done, nothing found"
-                await client.fetch(found, buffer)
+                await client.fetch(lookup, buffer)
             else:
                 await (await client.store(prefix.namespace, repeated, 0, buffer)).finish()
         except KeysInvalid:

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from functools import partial
 
 import pytest
 
 from quire.client import Lookup, QuireClient
 from quire.model.durability import Durability
-from quire.testing.simulation import Process, SimChannels, SimNearestTransport, SimulatedLoop, simulate
+from quire.testing.simulation import simulate
 from tests.simulation.cluster import Cluster, SimHolders
-from tests.simulation.prefixes import LAYOUT, Prefix, prefixes
+from tests.simulation.one_client import stored_prefix, with_client
+from tests.simulation.prefixes import Prefix
 
 _HEARTBEAT_S = 0.25  # of the simulated cluster, whose members count as dead after 1.5 s
 
 _IN_A_ROW = 10
 
 
-async def _loss(loop: SimulatedLoop) -> float:
+async def _loss(cluster: Cluster, client: QuireClient) -> float:
     """Store with two copies, crash the node that look-ups name: seconds until they name the other."""
-    cluster = Cluster(loop)
-    await cluster.start()
-    process = Process("client")
-    channels: Any = SimChannels(cluster.network, process)
-    client = QuireClient("gateway-0", transport=SimNearestTransport(cluster.fabric, process), channels=channels)
-    task: asyncio.Task[float] = process.start(_until_found_elsewhere(cluster, client))
-    return await task
-
-
-async def _until_found_elsewhere(cluster: Cluster, client: QuireClient) -> float:
-    await client.start()
-    prefix = prefixes(cluster.loop.random)[0]
+    prefix = await stored_prefix(cluster, client, Durability.REPLICATED)
     count = len(prefix.keys)
-    buffer = client.allocate(LAYOUT.payload_bytes(count))
-    session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=Durability.REPLICATED)
-    for layer in range(LAYOUT.num_layers):
-        session.layer_produced(layer)
-    assert (await session.finish()).stored_chunks == count
     victim = (await _found(client, prefix)).ranges[0].node_id
     cluster.crash(victim)
     crashed_s = cluster.loop.time()
@@ -58,7 +43,7 @@ async def _found(client: QuireClient, prefix: Prefix) -> Lookup:
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_look_ups_find_the_other_copy_within_a_heartbeat(seed: int) -> None:
-    assert simulate(seed, _loss) < _HEARTBEAT_S
+    assert simulate(seed, partial(with_client, scenario=_loss)) < _HEARTBEAT_S
 
 
 def test_without_a_watch_on_connections_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +53,4 @@ def test_without_a_watch_on_connections_it_takes_longer(monkeypatch: pytest.Monk
         await asyncio.Event().wait()
 
     monkeypatch.setattr(SimHolders, "gone", never)
-    assert simulate(1, _loss) > 2 * _HEARTBEAT_S
+    assert simulate(1, partial(with_client, scenario=_loss)) > 2 * _HEARTBEAT_S

@@ -45,7 +45,8 @@ class SampledLookups:
         unchained: bool = False,
     ) -> list[Lookup]:
         """Look up shards, several by one request; ask again where a sample does not say where the prefix ends."""
-        samples = [None if unchained else self._chooser.first(keys) for _, keys in shards]
+        is_sampled = not unchained and self._takes_samples()
+        samples = [self._chooser.first(keys) if is_sampled else None for _, keys in shards]
         requests, lookups = [0] * len(shards), dict[int, Lookup]()
         while pending := [at for at in range(len(shards)) if at not in lookups]:
             takes_samples = self._takes_samples()

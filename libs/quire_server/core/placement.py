@@ -74,8 +74,8 @@ def readable_ranges(
     """The longest part of `match` of which every chunk can be read, and where.
 
     Of several replicas the nearest to the client is taken. Those equally near take turns, range by range, by what
-    links have left. What only the object tier has goes to the nodes with the strongest claim on it. A sample of the
-    keys is enough unless a part `is_in_objects_alone`.
+    their links have left. What only the object tier has goes to the nodes with the strongest claim on it. A sample of
+    the keys is enough unless a part `is_in_objects_alone`.
     """
     ranges: list[ChunkRange] = []
     choice = _Choice(live, reader)

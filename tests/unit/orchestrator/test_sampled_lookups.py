@@ -35,9 +35,9 @@ class _Gateway:
         if self.asked and self._between is not None:
             await self._between()
         shards: list[pb.LookupRequest | pb.ShardKeys] = [request, *request.other_shards]
-        response, *others = [await self._answer(shard, request) for shard in shards]
+        response, *other_responses = [await self._answer(shard, request) for shard in shards]
         self.asked.append("+".join("sample" if shard.HasField("sample") else "all" for shard in shards))
-        response.other_shards.extend(others)
+        response.other_shards.extend(other_responses)
         return response
 
     async def _answer(self, shard: pb.LookupRequest | pb.ShardKeys, request: pb.LookupRequest) -> pb.LookupResponse:
@@ -70,12 +70,12 @@ async def test_a_client_finds_and_leases_the_same_as_by_all_keys(stored: int) ->
     gateway = _Gateway(lookups)
     client = gateway.client()
     expected = await lookups.lookup(Question(SPACE, keys, 1000))
-    (found,) = await client.find([(SPACE, keys)], 1000)
-    assert found.matched_chunks == expected.matched_chunks == stored and found.ranges == tuple(expected.ranges)
+    (lookup,) = await client.find([(SPACE, keys)], 1000)
+    assert lookup.matched_chunks == expected.matched_chunks == stored and lookup.ranges == tuple(expected.ranges)
     if stored:
-        lease, other = SIGNER.open(found.lease), SIGNER.open(expected.token)
-        assert (lease.tip, lease.tip_bucket, lease.ranges) == (other.tip, other.tip_bucket, other.ranges)
-        lease.check_keys(found.keys)
+        lease, full_lease = SIGNER.open(lookup.lease), SIGNER.open(expected.token)
+        assert (lease.tip, lease.tip_bucket, lease.ranges) == (full_lease.tip, full_lease.tip_bucket, full_lease.ranges)
+        lease.check_keys(lookup.keys)
     assert len(gateway.asked) <= 2 and set(gateway.asked) == {"sample"}
 
 
@@ -108,8 +108,8 @@ async def test_ranks_are_asked_again_only_where_their_end_is_not_known() -> None
     first, second = await world.stored(CHUNKS), block_keys(SPACE, list(range(7, 7 + 16 * CHUNKS)))
     await world.index.register("b", records(second, 0, 300), 0)
     gateway = _Gateway((await world.start()).lookups)
-    found = await gateway.client().find([(SPACE, first), (SPACE, second)], 1000)
-    assert [each.matched_chunks for each in found] == [CHUNKS, 300]
+    answers = await gateway.client().find([(SPACE, first), (SPACE, second)], 1000)
+    assert [answer.matched_chunks for answer in answers] == [CHUNKS, 300]
     assert gateway.asked == ["sample+sample", "sample"]
 
 
@@ -120,10 +120,10 @@ async def test_what_only_the_object_tier_has_is_looked_up_by_all_keys() -> None:
     keys = await world.stored(CHUNKS, OBJECT_TIER)
     lookups = (await world.start()).lookups
     gateway = _Gateway(lookups)
-    (found,) = await gateway.client().find([(SPACE, keys)], 1000)
+    (lookup,) = await gateway.client().find([(SPACE, keys)], 1000)
     assert gateway.asked == ["sample", "all"]
-    assert found.ranges == tuple((await lookups.lookup(Question(SPACE, keys))).ranges)
-    await lookups.release(found.lease)
+    assert lookup.ranges == tuple((await lookups.lookup(Question(SPACE, keys))).ranges)
+    await lookups.release(lookup.lease)
     assert sum([await world.index.pins(keys.bucket_of(at)) for at in range(0, CHUNKS, BUCKET_CHUNKS)]) == 0
 
 
@@ -135,8 +135,8 @@ async def test_an_end_on_a_dead_node_is_found_and_pinned(dead: int) -> None:
     await world.index.register("gone", records(keys, dead, CHUNKS - dead), 0)
     await world.index.unregister("a", records(keys, dead, CHUNKS - dead), 0)
     lookups = (await world.start()).lookups
-    (found,) = await _Gateway(lookups).client().find([(SPACE, keys)], 1000)
-    assert found.matched_chunks == dead and SIGNER.open(found.lease).tip == keys.at(dead - 1)
+    (lookup,) = await _Gateway(lookups).client().find([(SPACE, keys)], 1000)
+    assert lookup.matched_chunks == dead and SIGNER.open(lookup.lease).tip == keys.at(dead - 1)
     assert await world.index.pins(keys.bucket_of(dead - 1)) == 1, "the one on the last stored chunk was given back"
 
 
@@ -151,12 +151,12 @@ async def test_a_holder_that_leaves_while_the_members_are_read_again() -> None:
     world.infos = {"b": StorageInfo(worker_address=b"w", has_object_tier=True)}
     answer = await orchestrator.lookups.lookup(Question(SPACE, keys, 1000, sample=keys.sample(9)))
     assert answer.wanted_bucket is not None and not answer.token and await world.index.pins(b"") == 0
-    (found,) = await _Gateway(orchestrator.lookups).client().find([(SPACE, keys)], 1000)
-    assert found.matched_chunks == 300 and {run.node_id for run in found.ranges} == {"b"}
+    (lookup,) = await _Gateway(orchestrator.lookups).client().find([(SPACE, keys)], 1000)
+    assert lookup.matched_chunks == 300 and {run.node_id for run in lookup.ranges} == {"b"}
 
 
 async def test_a_gateway_of_the_release_before_that_takes_over_is_asked_with_all_keys() -> None:
-    """It sees no key in a request that was under way, and answers that nothing is stored."""
+    """The old gateway sees no key in a request that was under way, and answers that nothing is stored."""
     world = World()
     keys = await world.stored(CHUNKS)
     gateway = _Gateway((await world.start()).lookups)
@@ -169,8 +169,8 @@ async def test_a_gateway_of_the_release_before_that_takes_over_is_asked_with_all
             request = pb.LookupRequest(namespace=request.namespace)
         return await gateway.ask(request)
 
-    (found,) = await SampledLookups(ask, Location(), lambda: is_new).find([(SPACE, keys)], 0)
-    assert found.matched_chunks == CHUNKS
+    (lookup,) = await SampledLookups(ask, Location(), lambda: is_new).find([(SPACE, keys)], 0)
+    assert lookup.matched_chunks == CHUNKS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -190,12 +190,12 @@ async def test_chunks_that_come_and_go_between_requests(seed: int) -> None:
             await world.index.register("a", records(keys, matched, first - matched), 0)
 
     gateway = _Gateway(lookups, come_or_go)
-    (found,) = await gateway.client().find([(SPACE, keys)], 60_000)
+    (lookup,) = await gateway.client().find([(SPACE, keys)], 60_000)
     assert len(gateway.asked) <= 3 and gateway.asked[:2] == ["sample"] * len(gateway.asked[:2])
-    assert found.matched_chunks == (await world.index.match(keys)).count
-    if found.matched_chunks:
+    assert lookup.matched_chunks == (await world.index.match(keys)).count
+    if lookup.matched_chunks:
         await world.index.evict(list(reversed(records(keys, 0, CHUNKS))), 0, 0)
-        assert (await world.index.match(keys)).count == found.matched_chunks
+        assert (await world.index.match(keys)).count == lookup.matched_chunks
 
 
 async def test_a_sample_that_is_none_is_refused() -> None:

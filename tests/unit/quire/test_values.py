@@ -111,8 +111,8 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
     with pytest.raises(LeaseForged, match="keys"):
         lease.check_keys(ChunkKeys(keys.at(0) + bytes(32)))
     of_sample = replace(lease, keys_digest=b"")
-    for each in (keys, ChunkKeys(bytes(32) + keys.at(1))):  # a last key commits to those before
-        of_sample.check_keys(each)
+    for accepted_keys in (keys, ChunkKeys(bytes(32) + keys.at(1))):  # a last key commits to those before
+        of_sample.check_keys(accepted_keys)
     with pytest.raises(LeaseForged, match="keys"):
         of_sample.check_keys(ChunkKeys(keys.at(0) + bytes(32)))
     with pytest.raises(LeaseForged, match="keys"):

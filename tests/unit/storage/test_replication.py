@@ -374,24 +374,24 @@ class _Pulling:
 
 async def test_copies_are_listed_in_the_entries_of_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Present copies join these entries, pulled ones are stored with them. A node of the release before names none."""
-    here, absent, old = (bytes([number]) * 32 for number in range(3))
-    pulling: Any = _Pulling({here, old})
+    present_key, absent_key, unnamed_key = (bytes([number]) * 32 for number in range(3))
+    pulling: Any = _Pulling({present_key, unnamed_key})
     replicator = _replicator_of(pulling)
-    brought: list[Any] = []
+    pulls: list[Any] = []
 
     async def pull_some(source: Node, keys: Sequence[bytes], level: Durability, within: dict[bytes, int]) -> set[bytes]:
-        brought.append((list(keys), within))
+        pulls.append((list(keys), within))
         return set()
 
     monkeypatch.setattr(replicator, "_pull_some", pull_some)
     source = Node(node_id="a", about=StorageInfo())
-    assert await replicator.pull(source, {here: 5, absent: 6, old: 0}) == [KEPT, LACKED, KEPT]
-    assert brought == [([absent], {here: 5, absent: 6})]
-    assert pulling.joined == [{here: 5, absent: 6}] and pulling.registered == [old]
+    assert await replicator.pull(source, {present_key: 5, absent_key: 6, unnamed_key: 0}) == [KEPT, LACKED, KEPT]
+    assert pulls == [([absent_key], {present_key: 5, absent_key: 6})]
+    assert pulling.joined == [{present_key: 5, absent_key: 6}] and pulling.registered == [unnamed_key]
 
 
 async def test_what_no_entry_lists_is_not_copied() -> None:
-    """Nobody could tell whether it was evicted when the copy arrives."""
+    """Without an entry the target cannot detect an eviction during the copy."""
     keys = [number.to_bytes(32, "big") for number in range(4)]
     slow: Any = _Slow(keys)
     slow.go.set()

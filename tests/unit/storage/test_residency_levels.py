@@ -336,9 +336,9 @@ def test_a_transfer_that_the_arena_never_has_slots_for_is_refused_at_once() -> N
     world, shape = World(drives=0, objects=False, arena_slabs=4), chunk_of(0).shape
     slots, large = world.residency.copies.ledger.slots, Shape(3, 4096)
     assert slots.capacity(large) == 4 and 5 * large.slot_bytes < slots.capacity_bytes
-    for wanted, count in ((large, 5), (shape, slots.capacity(shape) + 1)):
+    for refused_shape, count in ((large, 5), (shape, slots.capacity(shape) + 1)):
         ticket = world.ticket()
-        world.post(ev.Reserved(ticket, wanted, count))
+        world.post(ev.Reserved(ticket, refused_shape, count))
         assert isinstance(world.answers[ticket], PoolFull) and not world.residency.memory.waiting
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, large, 4))

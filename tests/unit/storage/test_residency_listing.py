@@ -196,7 +196,7 @@ def test_a_copy_that_is_here_joins_the_entry_of_its_source_or_stays_in_its_own(e
 
 
 def test_a_copy_whose_entry_has_ended_joins_the_next_one() -> None:
-    """Its drop has not arrived yet: a replicated store of the chunk found no second node."""
+    """The drop of the first entry has not arrived yet: a replicated store of the chunk found no second node."""
     world = World(drives=2, objects=False)
     stored(world, [chunk_of(0)], Durability.LOCAL)
     ended = world.ended(KEY)

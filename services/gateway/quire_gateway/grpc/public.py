@@ -344,6 +344,7 @@ class GatewayServicer(GatewayServiceServicer):
         keys, sample = await self._derivation.derive(namespace.tag, keys), None
         if request.HasField("sample"):
             sample = KeySample(request.sample.count, request.sample.whole_bucket, keys.packed)
+            keys = ChunkKeys(b"")
         return Question(
             namespace=namespace,
             keys=keys,

@@ -263,12 +263,7 @@ class Tiers:
 
         `patient`: chunks whose parents are on their way to other nodes are waited for.
         """
-        ticket = self._executor.ticket()
-        try:
-            event = ev.RegistrationWanted(ticket, list(keys), patient)
-            return cast(set[bytes], await self._executor.answer(ticket, event))
-        finally:
-            self._executor.post(ev.Unpinned(ticket))
+        return await self._register(list(keys), patient=patient)
 
     async def join(self, generations: Mapping[bytes, int]) -> set[bytes]:
         """Have the index list this node for chunks that are here in these very entries, by key.
@@ -276,12 +271,7 @@ class Tiers:
         Returns the keys that are listed. A copy that is listed in another entry stays so, and is not among them. Raises
         the index's errors.
         """
-        ticket = self._executor.ticket()
-        try:
-            event = ev.RegistrationWanted(ticket, list(generations), within=generations)
-            return cast(set[bytes], await self._executor.answer(ticket, event))
-        finally:
-            self._executor.post(ev.Unpinned(ticket))
+        return await self._register(list(generations), within=generations)
 
     async def list_brought(self, generations: Mapping[bytes, int]) -> None:
         """Have the index list this node for chunks that it read from the object tier.
@@ -295,10 +285,21 @@ class Tiers:
         Raises:
             QuireError: The index does not answer.
         """
+        await self._register(list(generations), within=generations, in_object=True)
+
+    async def _register(
+        self,
+        keys: list[bytes],
+        *,
+        patient: bool = True,
+        within: Mapping[bytes, int] | None = None,
+        in_object: bool = False,
+    ) -> set[bytes]:
+        """Post `RegistrationWanted`; return the keys that are listed."""
         ticket = self._executor.ticket()
         try:
-            event = ev.RegistrationWanted(ticket, list(generations), within=generations, in_object=True)
-            await self._executor.answer(ticket, event)
+            event = ev.RegistrationWanted(ticket, keys, patient, within or {}, in_object)
+            return cast(set[bytes], await self._executor.answer(ticket, event))
         finally:
             self._executor.post(ev.Unpinned(ticket))
 

@@ -1,0 +1,44 @@
+"""A simulated cluster with one client: how it is started, and what it stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from quire.client import QuireClient
+from quire.model.durability import Durability
+from quire.testing.simulation import Process, SimChannels, SimNearestTransport, SimulatedLoop
+from tests.simulation.cluster import Cluster
+from tests.simulation.prefixes import LAYOUT, Prefix, prefixes
+
+Result = TypeVar("Result")
+
+
+async def with_client(
+    loop: SimulatedLoop, scenario: Callable[[Cluster, QuireClient], Coroutine[Any, Any, Result]]
+) -> Result:
+    """Run a scenario in the process of a client of a new cluster."""
+    cluster = Cluster(loop)
+    await cluster.start()
+    process = Process("client")
+    channels: Any = SimChannels(cluster.network, process)
+    client = QuireClient("gateway-0", transport=SimNearestTransport(cluster.fabric, process), channels=channels)
+
+    async def run() -> Result:
+        await client.start()
+        return await scenario(cluster, client)
+
+    task: asyncio.Task[Result] = process.start(run())
+    return await task
+
+
+async def stored_prefix(cluster: Cluster, client: QuireClient, durability: Durability) -> Prefix:
+    """Store the first prefix of the cluster."""
+    prefix = prefixes(cluster.loop.random)[0]
+    buffer = client.allocate(LAYOUT.payload_bytes(len(prefix.keys)))
+    session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=durability)
+    for layer in range(LAYOUT.num_layers):
+        session.layer_produced(layer)
+    assert (await session.finish()).stored_chunks == len(prefix.keys)
+    return prefix
