@@ -15,14 +15,14 @@ from quire.model.fingerprints import fingerprint
 from quire.model.index import UNCHAINED_MAX, ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
-from quire.testing.contracts import IndexCallsContract, IndexContract
+from quire.testing.contracts import IndexCallsContract, IndexContract, IndexHistoriesContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
 from quire_server.redis.prefix_index.bucket_scripts import _MASTER_SHIFT
 
 
-class TestIndex(IndexContract, IndexCallsContract):
+class TestIndex(IndexContract, IndexCallsContract, IndexHistoriesContract):
     @pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
     def index(self, request: pytest.FixtureRequest) -> PrefixIndex | MemoryIndex:
         return MemoryIndex() if request.param == "memory" else PrefixIndex(request.getfixturevalue(request.param))

@@ -105,7 +105,9 @@ class ScriptedIndex:
 
     async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None: ...
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
+    async def withdraw(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, hidden: bool = False
+    ) -> None:
         self.withdrawn += [record.key for record in records]
 
 

@@ -34,7 +34,7 @@ def listen(day: Day) -> None:
                     if mark[:1] != b"0":
                         day.tell(f"index: {arguments[0]} registers: {mark[1:].hex()}", [key])
             case "unregister":
-                for mark, key in zip(answer[0], keys_of(arguments[4]), strict=True):
+                for mark, key in zip(answer[0], keys_of(arguments[5]), strict=True):
                     day.tell(f"index: {arguments[0]} withdraws: {mark == ord('1')}", [key])
             case "add_objects":
                 for mark, key in zip(answer, keys_of(arguments[0]), strict=True):
@@ -42,7 +42,7 @@ def listen(day: Day) -> None:
             case "evict":
                 packed, answers = arguments[5], answer[1 + answer[0] :]
                 keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
-                outcomes = list(zip(keys, answers, strict=True))
+                outcomes = list(zip(keys, answers[: len(keys)], strict=True))
                 unlisted = [key for key, outcome in outcomes if outcome != b"kept"]
                 removed = [key for key, outcome in outcomes if outcome not in (b"kept", b"absent")]
                 for key in removed:

@@ -97,10 +97,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """`removed`: entries that were removed; `absent`: keys that were not indexed in the first place."""
+    """`removed`: entries that were removed; `absent`: keys that were not indexed in the first place.
+
+    `hidden`: copies of either which their nodes cannot read now, and do not list: the entries that listed them.
+    """
 
     removed: tuple[Gone, ...]
     absent: tuple[bytes, ...]
+    hidden: tuple[Gone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,15 @@ class IndexEntry:
 class IndexState:
     """Everything that the index knows: can be copied, emptied and rolled back, as Redis can be.
 
-    `objects`: objects that no entry lists, by key: when to delete them, or, claimed, until when that runs.
+    `objects`: objects that no entry lists, by key: when to delete them, or, claimed, until when that runs. `hidden`:
+    nodes that keep a copy which they cannot read, by key, and the generation of the entry that listed it.
     """
 
     entries: dict[bytes, IndexEntry] = field(default_factory=dict)
     pins: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     objects: dict[bytes, tuple[bool, int, bytes]] = field(default_factory=dict)
     dropped: dict[str, dict[bytes, Drop]] = field(default_factory=dict)
+    hidden: dict[bytes, dict[str, int]] = field(default_factory=dict)
     changes: dict[str, int] = field(default_factory=dict)
     epoch: str = ""
     rebuild: str = ""
@@ -153,8 +155,12 @@ class MemoryIndex:
                 self.state.entries[chunk.parent].children += 1
         if node_id not in entry.nodes:
             entry.nodes += (node_id,)
-        self.state.dropped.get(node_id, {}).pop(chunk.key, None)
+        self._show(node_id, chunk.key)
         return entry.generation
+
+    def _show(self, node_id: str, key: bytes) -> None:
+        self.state.dropped.get(node_id, {}).pop(key, None)
+        self.state.hidden.get(key, {}).pop(node_id, None)
 
     async def unregister(
         self,
@@ -164,6 +170,7 @@ class MemoryIndex:
         *,
         only_in_object: bool = False,
         keepers: Sequence[str] = (),
+        hidden: bool = False,
     ) -> list[bool]:
         out = []
         for chunk in chunks:
@@ -174,6 +181,8 @@ class MemoryIndex:
                 stays = stays or not set(keepers) <= set(nodes) - {node_id} or self._is_pinned(chunk.key, now_ms)
             out.append(not stays)
             if entry is not None:
+                if hidden and not stays and node_id in nodes:
+                    self.state.hidden.setdefault(chunk.key, {})[node_id] = entry.generation
                 if not stays:
                     entry.nodes = tuple(name for name in nodes if name != node_id)
                 if entry.is_hollow:
@@ -182,21 +191,27 @@ class MemoryIndex:
 
     async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int, *, asking: str = "") -> Evicted:
         removed: list[Gone] = []
+        hidden: list[Gone] = []
         absent: list[bytes] = []
         for chunk in chunks:
             entry = self.state.entries.get(chunk.key)
+            if entry is not None and (entry.children or self._is_pinned(chunk.key, now_ms)):
+                continue
+            copies = self.state.hidden.pop(chunk.key, {})
+            hidden += [Gone(chunk, generation, (name,)) for name, generation in copies.items()]
             if entry is None:
                 absent.append(chunk.key)
-            elif not entry.children and not self._is_pinned(chunk.key, now_ms):
+            else:
                 removed.append(Gone(chunk, entry.generation, entry.nodes))
                 if OBJECT_TIER in entry.nodes:
                     self.state.objects[chunk.key] = (False, delete_ms, chunk.bucket)
-                for name in entry.nodes:
-                    if name not in (asking, OBJECT_TIER):
-                        drop = Drop(chunk.key, fingerprint(chunk.bucket), entry.generation)
-                        self.state.dropped.setdefault(name, {})[chunk.key] = drop
                 self._remove(entry)
-        return Evicted(tuple(removed), tuple(absent))
+                copies |= dict.fromkeys(entry.nodes, entry.generation)
+            for name, generation in copies.items():
+                if name not in (asking, OBJECT_TIER):
+                    drop = Drop(chunk.key, fingerprint(chunk.bucket), generation)
+                    self.state.dropped.setdefault(name, {})[chunk.key] = drop
+        return Evicted(tuple(removed), tuple(absent), tuple(hidden))
 
     def _remove(self, entry: IndexEntry) -> None:
         """And the chunks before it, as far as only it kept them."""
@@ -282,7 +297,7 @@ class MemoryIndex:
             return False
         if node_id not in entry.nodes:
             entry.nodes += (node_id,)
-        self.state.dropped.get(node_id, {}).pop(key, None)
+        self._show(node_id, key)
         return True
 
     # ---- the object tier

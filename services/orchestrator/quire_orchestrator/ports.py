@@ -32,6 +32,7 @@ class Index(Protocol):
         *,
         only_in_object: bool = False,
         keepers: Sequence[str] = (),
+        hidden: bool = False,
     ) -> list[bool]: ...
     async def evict(
         self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int, *, asking: str = ""

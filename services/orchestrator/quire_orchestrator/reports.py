@@ -75,17 +75,25 @@ class Reports:
         return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
 
     async def withdraw(
-        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, keepers: Sequence[str] = ()
+        self,
+        node_id: str,
+        chunks: Sequence[ChunkRecord],
+        *,
+        only_in_object: bool = False,
+        keepers: Sequence[str] = (),
+        hidden: bool = False,
     ) -> list[bool]:
-        """Withdraw chunks that a node lost, or found corrupt: look-ups must stop promising them.
+        """Withdraw chunks that a node lost, found corrupt, or cannot read: look-ups must stop promising them.
 
         Returns for each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`:
-        only where each of these nodes lives and is listed too, or the object tier is.
+        only where each of these nodes lives and is listed too, or the object tier is. `hidden`: the node keeps the
+        copies, and drops those of chunks that are evicted.
         """
         if any(name not in self._cluster.live for name in keepers if name != OBJECT_TIER):
             return [False] * len(chunks)
-        now_ms, only = self._clock.now_ms(), only_in_object
-        out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, keepers=keepers)
+        out = await self._index.unregister(
+            node_id, chunks, self._clock.now_ms(), only_in_object=only_in_object, keepers=keepers, hidden=hidden
+        )
         self._announcements.removed(
             node_id, [chunk for chunk, was_removed in zip(chunks, out, strict=True) if was_removed]
         )

@@ -121,6 +121,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             _records(request.chunks),
             only_in_object=request.only_in_object_tier,
             keepers=request.keepers,
+            hidden=request.hidden,
         )
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))

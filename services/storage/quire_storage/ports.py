@@ -83,7 +83,9 @@ class ClusterIndex(Protocol):
         The second value is False while the index is being rebuilt from the object tier.
         """
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
+    async def withdraw(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, hidden: bool = False
+    ) -> None:
         """Deregister chunks that are lost or corrupt."""
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:

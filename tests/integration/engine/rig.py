@@ -89,7 +89,9 @@ class EngineIndex:
         self._engine.end(record.key for record, out in zip(records, marks, strict=True) if out)
         return marks
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
+    async def withdraw(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, hidden: bool = False
+    ) -> None:
         self._engine.withdrawn += [record.key for record in records]
         for record in records:
             self._engine.listed.pop(record.key, None)

@@ -303,7 +303,7 @@ _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "drop": Cluster.drop_unanswered,
     "register": lambda self, node, ticket, *_: self.registered(node, ticket, None),
     "registered": lambda self, node, ticket, generations: self.registered(node, ticket, None),
-    "withdraw": lambda self, node, records: self.post(node, ev.Withdrawn([record.key for record in records])),
+    "withdraw": lambda self, node, records, hidden: self.post(node, ev.Withdrawn([record.key for record in records])),
     "ask to evict": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),
     "ask to withdraw": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),
     "answered": lambda self, node, question, out: self.post(node, ev.Answered(question, frozenset())),

@@ -97,8 +97,8 @@ class State:
                 self.later("forgotten", node, instruction)
             case ev.Register(ticket, records, _, fresh, within, in_object):
                 self.later("register", node, ticket, tuple(records), fresh, tuple(within), in_object)
-            case ev.Withdraw(records):
-                self.later("withdraw", node, tuple(records))
+            case ev.Withdraw(records, hidden):
+                self.later("withdraw", node, tuple(records), hidden)
             case ev.AskToEvict(question, records):
                 self.later("ask to evict", node, question, tuple(records))
             case ev.AskToWithdraw(question, records):

@@ -39,8 +39,8 @@ class Steps(Clients):
             self.post(node, ev.Indexed(ticket, generations))
         self.post(node, ev.IndexingEnded(ticket, LOST if generations is None else None))
 
-    def withdraw(self, node: Node, records: tuple[ChunkRecord, ...]) -> None:
-        now(self.index.unregister(node.name, records, 0))
+    def withdraw(self, node: Node, records: tuple[ChunkRecord, ...], hidden: bool) -> None:
+        now(self.index.unregister(node.name, records, 0, hidden=hidden))
         self.later("withdrawn", node, tuple(record.key for record in records))
 
     def ask_to_evict(self, node: Node, question: int, records: tuple[ChunkRecord, ...]) -> None:

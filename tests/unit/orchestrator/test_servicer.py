@@ -27,7 +27,7 @@ async def test_what_a_node_of_the_release_before_cannot_know_it_does_not_withdra
 ) -> None:
     """It looks for an object under the name of before only, and names no keepers of the copy that it gives up."""
 
-    async def withdraw(node_id: str, chunks: Any, *, only_in_object: bool, keepers: Any) -> list[bool]:
+    async def withdraw(node_id: str, chunks: Any, *, only_in_object: bool, keepers: Any, hidden: bool) -> list[bool]:
         return [True] * len(chunks)
 
     async def count_change(reporter: str) -> None: ...

@@ -26,7 +26,7 @@ class _Index:
         self.changes = 0
         self.damages = 0
 
-    async def withdraw(self, node_id: str, records: list[ChunkRecord], *, reporter: str) -> None:
+    async def withdraw(self, node_id: str, records: list[ChunkRecord], *, reporter: str, hidden: bool = False) -> None:
         self.changes += reporter == "a"
 
     async def listing(self, node_id: str) -> Listing:
@@ -126,8 +126,8 @@ async def test_a_report_whose_answer_was_lost_is_lost_with_an_index_that_goes_ba
     reconciler, registry, index, clock, tasks = _scene()
     works = index.withdraw
 
-    async def unanswered(node_id: str, records: list[ChunkRecord], *, reporter: str) -> None:
-        await works(node_id, records, reporter=reporter)
+    async def unanswered(node_id: str, records: list[ChunkRecord], *, reporter: str, hidden: bool = False) -> None:
+        await works(node_id, records, reporter=reporter, hidden=hidden)
         raise MetadataUnavailable("the connection broke before the answer came")
 
     index.withdraw = unanswered  # type: ignore[method-assign]

@@ -182,6 +182,29 @@ def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_wha
     assert world.answers[raised] == [KEY] and KEY in world.residency.replicated
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["asleep", "being read"])
+def test_what_may_come_back_with_its_drive_is_hidden(reads: bool) -> None:
+    """The index withdrew it as if it was gone: a chunk that was evicted until then came back with the drive."""
+    world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
+    transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
+    world.settle()
+    world.acknowledge(transfer, store)
+    later = world.store([chunk_of(number) for number in range(8, 12)], Durability.LOCAL)
+    world.settle()
+    world.acknowledge(*later)
+    if reads:
+        world.pin([0])
+    assert (KEY in world.residency.copies.entries) is reads
+    instructions = world.residency.handle(ev.DriveLost(0), world.now_s)
+    withdrawn = {
+        record.key: instruction.hidden
+        for instruction in instructions
+        if isinstance(instruction, ev.Withdraw)
+        for record in instruction.records
+    }
+    assert withdrawn[KEY] is True
+
+
 def test_without_a_drive_a_store_is_refused_with_those_that_failed() -> None:
     world = World(drives=1, objects=False)
     world.post(ev.DriveLost(0))

@@ -13,6 +13,7 @@ from quire.testing.contracts.clock import ClockContract
 from quire.testing.contracts.devices import CopyStreamContract
 from quire.testing.contracts.index import IndexContract
 from quire.testing.contracts.index_calls import IndexCallsContract
+from quire.testing.contracts.index_histories import IndexHistoriesContract
 from quire.testing.contracts.objects import ObjectTierContract
 from quire.testing.contracts.transport import TransportContract
 
@@ -22,6 +23,7 @@ __all__ = [
     "CopyStreamContract",
     "IndexCallsContract",
     "IndexContract",
+    "IndexHistoriesContract",
     "ObjectTierContract",
     "TransportContract",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from quire.model.fingerprints import fingerprint
 from quire.model.index import (
     DIGEST_MODULUS,
     ChunkRecord,
+    Drop,
     Listing,
     ObjectMark,
     Pin,
@@ -32,29 +32,41 @@ def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:
     return ChunkKeys(b"".join(hashlib.sha256(f"{index}/{which}".encode()).digest() for index, which in names))
 
 
-async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
+async def evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
     """Evict from the end of a chain down to `keep`."""
     deepest_first: list[ChunkRecord] = list(reversed(records(keys, keep, len(keys) - keep)))
     evicted = await index.evict(deepest_first, now_ms, now_ms + 100)
     return [(entry.record.key, entry.nodes) for entry in evicted.removed]
 
 
-async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
+async def register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
+    """List a node for chunks; whether each is indexed."""
     return [bool(generation) for generation in await index.register(node, chunks, 0)]
 
 
-async def _listing(index: Index, node: str) -> Listing:
+async def listing_of(index: Index, node: str) -> Listing:
+    """Return a node's listing, which is that among all nodes' too."""
     listing: Listing = await index.listing(node)
     assert listing == (await index.listings()).get(node, Listing())
     return listing
 
 
-async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
+async def sum_of(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
     """Return the expected listing of a node that is listed for `keys`, by the entries' generations."""
     generations = await holdings(index, node)
     prints = [fingerprint(key) for key in keys]
     assert generations.keys() == set(prints)
     return Listing(len(prints), sum(listing_number(print_, generations[print_]) for print_ in prints) % DIGEST_MODULUS)
+
+
+async def drops_of(index: Index, node: str) -> list[Drop]:
+    """Return the drops on all pages."""
+    page, cursor = await index.drops(node, 0)
+    drops = list(page)
+    while cursor:
+        page, cursor = await index.drops(node, cursor)
+        drops += page
+    return drops
 
 
 async def holdings(index: Index, node: str) -> dict[bytes, int]:
@@ -89,14 +101,14 @@ class IndexContract:
 
         keys, branch = chain(length + 1), chain(length + 1, branch=1, common=length - 1)
         assert not await extended(keys)
-        await _register(index, "a", records(keys, 0, length))
+        await register(index, "a", records(keys, 0, length))
         assert not await extended(keys) and not await extended(keys.run(0, length))
         assert await extended(keys.run(0, length - 1)) and await extended(keys.run(0, 1))
-        await _register(index, "b", records(branch, length - 1, 2))
+        await register(index, "b", records(branch, length - 1, 2))
         assert await extended(branch.run(0, length)) and not await extended(keys) and not await extended(branch)
-        await _evict(index, branch, length, 0)
+        await evict(index, branch, length, 0)
         assert not await extended(branch)
-        await _evict(index, keys, length - 1, 0)
+        await evict(index, keys, length - 1, 0)
         assert await extended(keys), "by the other chain"
 
     @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
@@ -104,7 +116,7 @@ class IndexContract:
         """After registering the first `present` chunks, exactly these match, whatever the bucket they end in."""
         keys = chain(length + 300)
         assert await _count(index, keys) == 0
-        assert await _register(index, "a", records(keys, 0, length)) == [True] * length
+        assert await register(index, "a", records(keys, 0, length)) == [True] * length
         assert await _count(index, keys) == length
         assert await _count(index, keys.run(0, min(length, 3))) == min(length, 3)
         assert [run.nodes for run in (await index.match(keys)).runs] == [("a",)]
@@ -112,43 +124,43 @@ class IndexContract:
     async def test_a_chunk_without_its_parent_is_refused(self, index: Index) -> None:
         """The index stays closed, also if parent and child are in different buckets."""
         keys = chain(600)
-        assert await _register(index, "a", records(keys, 5, 3)) == [False] * 3
-        assert await _register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [False] * 2
-        await _register(index, "a", records(keys, 0, BUCKET_CHUNKS))
-        assert await _register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [True] * 2
+        assert await register(index, "a", records(keys, 5, 3)) == [False] * 3
+        assert await register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [False] * 2
+        await register(index, "a", records(keys, 0, BUCKET_CHUNKS))
+        assert await register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [True] * 2
         assert await _count(index, keys) == BUCKET_CHUNKS + 2
 
     async def test_placements_are_runs(self, index: Index) -> None:
         """Mixed placements come back chunk by chunk, merged into runs; a lost replica leaves a tombstone."""
         keys = chain(300)
-        await _register(index, "a", records(keys, 0, 300))
-        await _register(index, "b", records(keys, 10, 280))
+        await register(index, "a", records(keys, 0, 300))
+        await register(index, "b", records(keys, 10, 280))
         runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
         assert runs == [(10, ("a",)), (280, ("a", "b")), (10, ("a",))]
         assert await index.unregister("a", records(keys, 290, 5), 0) == [True] * 5
         runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
         assert runs == [(10, ("a",)), (280, ("a", "b")), (5, ()), (5, ("a",))]
-        await _register(index, "c", records(keys, 290, 5))
+        await register(index, "c", records(keys, 290, 5))
         assert (await index.match(keys)).runs[2].nodes == ("c",)
 
     async def test_eviction_is_leaf_first(self, index: Index) -> None:
         """A chunk that another extends stays, so does everything before it, also across buckets and branches."""
         trunk, branch = chain(300), chain(290, branch=1, common=280)
-        await _register(index, "a", records(trunk, 0, 300))
-        await _register(index, "a", records(branch, 280, 10))
-        removed = await _evict(index, trunk, 0, now_ms=0)
+        await register(index, "a", records(trunk, 0, 300))
+        await register(index, "a", records(branch, 280, 10))
+        removed = await evict(index, trunk, 0, now_ms=0)
         assert [key for key, _ in removed] == [trunk.at(at) for at in range(299, 279, -1)]
         assert all(nodes == ("a",) for _, nodes in removed)
         assert await _count(index, trunk) == 280 and await _count(index, branch) == 290
-        assert len(await _evict(index, branch, 0, now_ms=0)) == 290
+        assert len(await evict(index, branch, 0, now_ms=0)) == 290
         assert await _count(index, branch) == 0
-        await _register(index, "a", records(trunk, 0, 300))
+        await register(index, "a", records(trunk, 0, 300))
         assert await _count(index, trunk) == 300
 
     async def test_a_leaf_without_holders_leaves_with_its_withdrawal(self, index: Index) -> None:
         """Finding 10: lost chunks pinned their parents for ever. Also if a parent is in the previous bucket."""
         keys = chain(BUCKET_CHUNKS + 3)
-        await _register(index, "a", records(keys, 0, BUCKET_CHUNKS + 3))
+        await register(index, "a", records(keys, 0, BUCKET_CHUNKS + 3))
         await index.unregister("a", records(keys, BUCKET_CHUNKS + 1, 1), 0)
         assert await _count(index, keys) == BUCKET_CHUNKS + 3, "others extend it"
         await index.unregister("a", records(keys, BUCKET_CHUNKS + 2, 1), 0)
@@ -156,18 +168,18 @@ class IndexContract:
         await index.unregister("a", records(keys, BUCKET_CHUNKS - 2, 2), 0)
         await index.unregister("a", records(keys, BUCKET_CHUNKS, 1), 0)
         assert await _count(index, keys) == BUCKET_CHUNKS - 2
-        assert len(await _evict(index, keys.run(0, BUCKET_CHUNKS - 2), 0, now_ms=0)) == BUCKET_CHUNKS - 2
-        assert await _listing(index, "a") == Listing()
+        assert len(await evict(index, keys.run(0, BUCKET_CHUNKS - 2), 0, now_ms=0)) == BUCKET_CHUNKS - 2
+        assert await listing_of(index, "a") == Listing()
 
     async def test_the_lease_of_a_leaf_without_holders_passes_to_its_parent(self, index: Index) -> None:
         """The chunks before it are promised to a reader, and were protected by it alone."""
         keys = chain(3)
-        await _register(index, "a", records(keys, 0, 3))
+        await register(index, "a", records(keys, 0, 3))
         assert await _pin(index, keys, b"l", 1000)
         await index.unregister("a", records(keys, 2, 1), 500)
         assert await _count(index, keys) == 2
-        assert await _evict(index, keys.run(0, 2), 0, now_ms=500) == []
-        assert len(await _evict(index, keys.run(0, 2), 0, now_ms=1000)) == 2
+        assert await evict(index, keys.run(0, 2), 0, now_ms=500) == []
+        assert len(await evict(index, keys.run(0, 2), 0, now_ms=1000)) == 2
 
     async def test_an_entry_that_comes_again_has_another_generation(self, index: Index) -> None:
         """A decision on the first entry does not concern the second: all nodes receive the same one."""
@@ -182,31 +194,31 @@ class IndexContract:
     async def test_listings_and_holdings_say_what_is_listed(self, index: Index) -> None:
         """Two numbers that are equal only if both sides mean the same chunks; and all of them, page by page."""
         keys, branch = chain(300), chain(300, branch=1, common=20)
-        await _register(index, "a", records(keys, 0, 300))
-        await _register(index, "b", records(keys, 0, 30))
-        await _register(index, "a", records(branch, 20, 280))
+        await register(index, "a", records(keys, 0, 300))
+        await register(index, "b", records(keys, 0, 30))
+        await register(index, "a", records(branch, 20, 280))
         await index.unregister("b", records(keys, 5, 10), 0)
-        await _evict(index, branch, 25, now_ms=0)
+        await evict(index, branch, 25, now_ms=0)
         expected = {*keys, *branch.run(20, 5)}
-        assert await _listing(index, "a") == await _sum(index, "a", expected)
-        assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
+        assert await listing_of(index, "a") == await sum_of(index, "a", expected)
+        assert await listing_of(index, "b") == await sum_of(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
         await index.unregister("b", [records(keys, 19, 1)[0]], 0)
-        await _register(index, "b", records(keys, 19, 1))
-        assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
+        await register(index, "b", records(keys, 19, 1))
+        assert await listing_of(index, "b") == await sum_of(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
         generations = await holdings(index, "a")
         assert set(generations) == {fingerprint(key) for key in expected} and all(generations.values())
 
     async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:
         """Holdings of a lost node are removed by fingerprints, also in consecutive buckets."""
         keys = chain(BUCKET_CHUNKS + 40)
-        await _register(index, "a", records(keys, 0, len(keys)))
-        await _register(index, "b", records(keys, 0, 30))
+        await register(index, "a", records(keys, 0, len(keys)))
+        await register(index, "b", records(keys, 0, 30))
         cursor, unfinished = 0, True
         while unfinished:
             page, cursor = await index.holdings("a", cursor)
             await index.unregister_held("a", page, 0)
             unfinished = bool(cursor)
-        assert await _listing(index, "a") == Listing()
+        assert await listing_of(index, "a") == Listing()
         assert [(run.count, run.nodes) for run in (await index.match(keys)).runs] == [(30, ("b",))]
 
     @pytest.mark.parametrize("branches", [3, 40])
@@ -214,30 +226,30 @@ class IndexContract:
         """More chunks than one page has: each is found, listed, and evicted from its end."""
         chains = [chain(60, branch=branch, common=2) for branch in range(branches)]
         for keys in chains:
-            await _register(index, "a", records(keys, 0, 40))
+            await register(index, "a", records(keys, 0, 40))
         for keys in chains:
-            await _register(index, "b", records(keys, 30, 30))
+            await register(index, "b", records(keys, 30, 30))
         for keys in chains:
             runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
             assert runs == [(30, ("a",)), (10, ("a", "b")), (20, ("b",))]
             assert await index.holders(records(keys, 28, 4)) == [("a",), ("a",), ("a", "b"), ("a", "b")]
-        assert (await _listing(index, "a")).count == 2 + 38 * branches
-        assert await _listing(index, "b") == await _sum(
+        assert (await listing_of(index, "a")).count == 2 + 38 * branches
+        assert await listing_of(index, "b") == await sum_of(
             index, "b", [key for keys in chains for key in keys.run(30, 30)]
         )
         for number, keys in enumerate(chains):
             common = 2 if number < branches - 1 else 0
-            assert len(await _evict(index, keys, 0, now_ms=0)) == 60 - common
-        assert await _listing(index, "a") == await _listing(index, "b") == Listing()
+            assert len(await evict(index, keys, 0, now_ms=0)) == 60 - common
+        assert await listing_of(index, "a") == await listing_of(index, "b") == Listing()
 
     async def test_a_listing_tells_one_entry_of_a_key_from_the_next(self, index: Index) -> None:
         """An index that went back to an earlier entry differs from what the node knows; the keys are the same."""
         chunks = records(chain(3), 0, 3)
-        await _register(index, "a", chunks)
-        first_listing = await _listing(index, "a")
+        await register(index, "a", chunks)
+        first_listing = await listing_of(index, "a")
         await index.unregister("a", chunks[::-1], 0)
-        await _register(index, "a", chunks)
-        second_listing = await _listing(index, "a")
+        await register(index, "a", chunks)
+        second_listing = await listing_of(index, "a")
         assert second_listing.count == first_listing.count == 3
         assert second_listing.digest != first_listing.digest
 
@@ -306,10 +318,10 @@ class IndexContract:
         await index.register("a", first, 0)
         for name in ("a", "a", "b"):
             await index.count_change(name)
-        assert (await _listing(index, "a")).changes == 2
+        assert (await listing_of(index, "a")).changes == 2
         await index.unregister("a", first, 0)
-        assert await _listing(index, "a") == Listing(0, 0, 2)
-        assert await _listing(index, "b") == Listing(0, 0, 1)
+        assert await listing_of(index, "a") == Listing(0, 0, 2)
+        assert await listing_of(index, "b") == Listing(0, 0, 1)
 
     async def test_a_new_index_wants_to_be_told_what_lies_in_the_object_tier(self, index: Index) -> None:
         """Once: an orchestrator that starts does not make it new."""
@@ -370,7 +382,7 @@ class IndexContract:
     async def test_expired_pins_go(self, index: Index) -> None:
         """Finding 15: in a bucket without evictions, pins stayed for ever."""
         keys = chain(2)
-        await _register(index, "a", records(keys, 0, 2))
+        await register(index, "a", records(keys, 0, 2))
         for number in range(50):
             assert await _pin(index, keys, bytes([number]), 1000)
         assert await index.pins(keys.bucket_of(1)) == 50
@@ -379,121 +391,63 @@ class IndexContract:
 
     async def test_pins_hold_the_whole_prefix_until_they_expire(self, index: Index) -> None:
         keys = chain(270)
-        await _register(index, "a", records(keys, 0, 270))
+        await register(index, "a", records(keys, 0, 270))
         assert await _pin(index, keys.run(0, 264), b"l", 1000) == 264
-        assert len(await _evict(index, keys, 0, now_ms=999)) == 6
+        assert len(await evict(index, keys, 0, now_ms=999)) == 6
         assert await _count(index, keys) == 264
-        assert await _evict(index, keys.run(0, 264), 0, now_ms=999) == []
-        assert len(await _evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
+        assert await evict(index, keys.run(0, 264), 0, now_ms=999) == []
+        assert len(await evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
         assert await _pin(index, keys.run(0, 101), b"m", 5000) == 101
         assert await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
         assert not await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
-        assert len(await _evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
+        assert len(await evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
         assert not await _pin(index, keys, b"l", 1000), "what is gone cannot be pinned"
         assert await index.pins(keys.bucket_of(0)) == 0
 
     async def test_a_pin_holds_what_is_before_a_chunk_that_is_lost(self, index: Index) -> None:
         """Also if the parent is in the previous bucket."""
         keys, dropped = chain(300), [*range(300)][BUCKET_CHUNKS:]
-        assert all(await _register(index, "a", records(keys, 0, BUCKET_CHUNKS)))
-        assert all(await _register(index, "b", records(keys, BUCKET_CHUNKS, len(dropped))))
+        assert all(await register(index, "a", records(keys, 0, BUCKET_CHUNKS)))
+        assert all(await register(index, "b", records(keys, BUCKET_CHUNKS, len(dropped))))
         assert await _pin(index, keys, b"r", 5000) == 300
         await index.unregister("b", records(keys, BUCKET_CHUNKS, len(dropped)), 1000)
         assert await _count(index, keys) == BUCKET_CHUNKS
-        assert not await _evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)
+        assert not await evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)
         assert await index.unpin_all(keys, b"r" * 16) == 1
-        assert len(await _evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)) == BUCKET_CHUNKS
+        assert len(await evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)) == BUCKET_CHUNKS
 
     async def test_of_two_pins_that_meet_the_longer_one_counts(self, index: Index) -> None:
         keys = chain(12)
-        assert all(await _register(index, "a", records(keys, 0, 10)))
-        assert all(await _register(index, "b", records(keys, 10, 2)))
+        assert all(await register(index, "a", records(keys, 0, 10)))
+        assert all(await register(index, "b", records(keys, 10, 2)))
         assert await _pin(index, keys.run(0, 10), b"r", 9000) == 10
         assert await _pin(index, keys, b"r", 2000) == 12
         await index.unregister("b", list(reversed(records(keys, 10, 2))), 1000)
-        assert not await _evict(index, keys.run(0, 10), 0, 3000)
-        assert len(await _evict(index, keys.run(0, 10), 0, 9500)) == 10
+        assert not await evict(index, keys.run(0, 10), 0, 3000)
+        assert len(await evict(index, keys.run(0, 10), 0, 9500)) == 10
 
     async def test_all_pins_of_an_id_are_given_back_at_once(self, index: Index) -> None:
         """Wherever they are on the keys; of other ids none."""
         keys = chain(300)
-        await _register(index, "a", records(keys, 0, 300))
+        await register(index, "a", records(keys, 0, 300))
         for count in (10, 280, 300):
             assert await _pin(index, keys.run(0, count), b"r", 5000) == count
         assert await _pin(index, keys.run(0, 5), b"l", 5000) == 5
         assert await index.unpin_all(keys, b"r" * 16) == 3
         assert await index.unpin_all(keys, b"r" * 16) == 0
-        assert len(await _evict(index, keys, 0, now_ms=0)) == 295, "what the lease is on stays"
+        assert len(await evict(index, keys, 0, now_ms=0)) == 295, "what the lease is on stays"
 
     async def test_what_matched_is_pinned_in_the_same_step(self, index: Index) -> None:
         """Evicted between a match and a pin, a lease had to be opened again."""
         keys = chain(300)
-        await _register(index, "a", records(keys, 0, 270))
+        await register(index, "a", records(keys, 0, 270))
         leases = (_pin(index, keys, bytes([number]), 1000) for number in range(8))
-        evictions = (_evict(index, keys.run(0, 270), 0, now_ms=0) for _ in range(8))
+        evictions = (evict(index, keys.run(0, 270), 0, now_ms=0) for _ in range(8))
         calls: list[Any] = [call for pair in zip(leases, evictions, strict=True) for call in pair]
         matched = (await asyncio.gather(*calls))[::2]
         assert await _count(index, keys) == max(matched), "what a lease was given on stays, and nothing else"
 
-    @pytest.mark.parametrize("seed", range(6))
-    async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:
-        """Register, unregister, evict and match on branching chains, against a dict of parents and holders."""
-        rng = random.Random(seed)
-        chains = [chain(rng.randint(200, 560), branch=b, common=rng.randint(100, 400)) for b in range(4)]
-        holders: dict[bytes, set[str]] = {}
-        parents: dict[bytes, bytes] = {}
-
-        def remove(key: bytes) -> None:
-            while key in holders:
-                parent = parents.pop(key)
-                del holders[key]
-                if holders.get(parent) != set() or parent in parents.values():
-                    return
-                key = parent
-
-        for _ in range(60):
-            keys = rng.choice(chains)
-            first = rng.randrange(len(keys))
-            count = rng.randint(1, len(keys) - first)
-            node = rng.choice("abc")
-            part = records(keys, first, count)
-            action = rng.random()
-            if action < 0.6:
-                expected = []
-                for record in part:
-                    fits = not record.parent or record.parent in holders or record.key in holders
-                    expected.append(fits)
-                    if fits:
-                        holders.setdefault(record.key, set()).add(node)
-                        parents.setdefault(record.key, record.parent)
-                assert await _register(index, node, part) == expected
-            elif action < 0.8:
-                await index.unregister(node, part, 0)
-                for record in part:
-                    holders.get(record.key, set()).discard(node)
-                    if holders.get(record.key) == set() and record.key not in parents.values():
-                        remove(record.key)
-            else:
-                removed = [key for key, _ in await _evict(index, keys, first, now_ms=0)]
-                expected_gone = []
-                for key in reversed(list(keys.run(first, len(keys) - first))):
-                    if key in holders and key not in parents.values():
-                        expected_gone.append(key)
-                        remove(key)
-                assert removed == expected_gone
-            for one_chain in chains:
-                present = 0
-                while present < len(one_chain) and one_chain.at(present) in holders:
-                    present += 1
-                match = await index.match(one_chain)
-                assert match.count == present
-                flat = [set(run.nodes) for run in match.runs for _ in range(run.count)]
-                assert flat == [holders[one_chain.at(at)] for at in range(present)]
-            for name in "abc":
-                listed = [key for key, names in holders.items() if name in names]
-                assert await _listing(index, name) == await _sum(index, name, listed)
-
     async def test_many_questions_at_once_are_all_answered(self, index: Index) -> None:
         keys = chain(4)
-        await _register(index, "a", records(keys, 0, 4))
+        await register(index, "a", records(keys, 0, 4))
         assert {match.count for match in await asyncio.gather(*(index.match(keys) for _ in range(500)))} == {4}

@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Listing, Match, ObjectMark, Pin, records
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, Listing, Match, ObjectMark, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
-from quire.testing.contracts.index import Index, chain, holdings
-
-
-async def _drops(index: Index, node: str) -> list[Drop]:
-    """Return the drops on all pages."""
-    page, cursor = await index.drops(node, 0)
-    drops = list(page)
-    while cursor:
-        page, cursor = await index.drops(node, cursor)
-        drops += page
-    return drops
+from quire.testing.contracts.index import Index, chain, drops_of, holdings
 
 
 class IndexCallsContract:
@@ -104,16 +94,16 @@ class IndexCallsContract:
             for chunk, generation in zip(chunks, generations, strict=True)
         }
         for _ in range(2):  # a node that did not get the answer asks again
-            assert set(await _drops(index, "a")) == expected
-        assert await _drops(index, "b") == [], "it asked for the eviction"
+            assert set(await drops_of(index, "a")) == expected
+        assert await drops_of(index, "b") == [], "it asked for the eviction"
         older = [Drop(drop.key, drop.bucket, drop.generation ^ 2) for drop in expected]
         await index.settle_drops("a", older)
-        assert set(await _drops(index, "a")) == expected, "another entry's"
+        assert set(await drops_of(index, "a")) == expected, "another entry's"
         renewed = await index.register("a", chunks[:500], 0)
-        assert {drop.key for drop in await _drops(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
+        assert {drop.key for drop in await drops_of(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
         assert not set(renewed) & set(generations)
         await index.settle_drops("a", list(expected))
-        assert await _drops(index, "a") == []
+        assert await drops_of(index, "a") == []
 
     async def test_new_entries_have_the_generation_that_was_proposed(self, index: Index) -> None:
         keys = chain(300)
@@ -133,6 +123,56 @@ class IndexCallsContract:
         branch = ChunkRecord(leaf, root, root, root)
         assert await index.register("a", [branch], 0, fresh=7) == [7]
         assert await index.entries([*trunk, branch]) == [(5, ("a",)), (5, ()), (7, ("a",))]
+
+    @pytest.mark.parametrize("holders", [[], ["b"]], ids=["the last copy", "one of two"])
+    async def test_a_node_that_hides_a_copy_is_to_drop_it_with_the_chunk(
+        self, index: Index, holders: list[str]
+    ) -> None:
+        first = records(chain(1), 0, 1)
+        (generation,) = await index.register("a", first, 0)
+        for name in holders:
+            await index.register(name, first, 0)
+        assert await index.unregister("a", first, 0, hidden=True) == [True]
+        assert await index.holders(first) == [tuple(holders)], "it is promised no more"
+        assert await drops_of(index, "a") == []
+        for _ in range(2):  # an eviction that is asked for again finds it no more
+            evicted = await index.evict(first, 0, 0)
+            drop = Drop(first[0].key, fingerprint(first[0].bucket), generation)
+            assert await drops_of(index, "a") == [drop]
+        assert (evicted.absent, evicted.hidden) == ((first[0].key,), ())
+
+    async def test_hidden_copies_of_an_earlier_entry_are_dropped_with_the_chunk(self, index: Index) -> None:
+        first = records(chain(1), 0, 1)
+        await index.register("a", first, 0, fresh=3)
+        await index.unregister("a", first, 0, hidden=True)
+        await index.register("b", first, 0, fresh=5)
+        await index.unregister("b", first, 0, hidden=True)
+        await index.register("c", first, 0, fresh=7)
+        evicted = await index.evict(first, 0, 0, asking="c")
+        assert {(copy.nodes, copy.generation) for copy in evicted.hidden} == {(("a",), 3), (("b",), 5)}
+        assert [[drop.generation for drop in await drops_of(index, name)] for name in "abc"] == [[3], [5], []]
+
+    @pytest.mark.parametrize("joins", [False, True])
+    async def test_a_copy_that_is_listed_again_is_not_hidden(self, index: Index, joins: bool) -> None:
+        first = records(chain(1), 0, 1)
+        (generation,) = await index.register("a", first, 0)
+        await index.register("b", first, 0)
+        await index.unregister("a", first, 0, hidden=True)
+        if joins:
+            assert await index.join("a", first, [generation], only_in_object=False) == [True]
+        else:
+            await index.register("a", first, 0)
+        await index.unregister("a", first, 0)
+        assert (await index.evict(first, 0, 0)).hidden == ()
+        assert await drops_of(index, "a") == []
+
+    async def test_a_hidden_copy_stays_with_a_chunk_that_is_kept(self, index: Index) -> None:
+        chunks = records(chain(2), 0, 2)
+        await index.register("a", chunks, 0)
+        await index.register("b", chunks, 0)
+        await index.unregister("a", chunks, 0, hidden=True)
+        assert await index.evict(chunks[:1], 0, 0) == Evicted((), ()), "the next one extends it"
+        assert len((await index.evict(chunks[::-1], 0, 0)).hidden) == 2
 
     async def test_a_claim_can_be_given_back(self, index: Index) -> None:
         """The object is not deleted, can be listed again, and has its time anew. A claim that has passed on stays."""
@@ -211,7 +251,7 @@ class IndexCallsContract:
             marks = await index.join("b", pair, generations, only_in_object=only_in_object)
             assert marks == [False, False], "these are other entries"
         assert await index.holders(pair) == [("a",), ("a",)]
-        assert [drop.key for drop in await _drops(index, "b")] == [keys.at(0)]
+        assert [drop.key for drop in await drops_of(index, "b")] == [keys.at(0)]
         await index.add_objects(pair[:1], renewed[:1])
         assert await index.join("b", pair[:1], renewed[:1], only_in_object=True) == [True]
-        assert await _drops(index, "b") == [], "what was to be dropped is listed again"
+        assert await drops_of(index, "b") == [], "what was to be dropped is listed again"

@@ -186,7 +186,7 @@ class CommitResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WithdrawRequest(_message.Message):
-    __slots__ = ("node_id", "chunks", "only_in_object_tier", "others_min", "reporter", "keepers", "all_generations")
+    __slots__ = ("node_id", "chunks", "only_in_object_tier", "others_min", "reporter", "keepers", "all_generations", "hidden")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class WithdrawRequest(_message.Message):
     REPORTER_FIELD_NUMBER: _ClassVar[int]
     KEEPERS_FIELD_NUMBER: _ClassVar[int]
     ALL_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     only_in_object_tier: bool
@@ -201,7 +202,8 @@ class WithdrawRequest(_message.Message):
     reporter: str
     keepers: _containers.RepeatedScalarFieldContainer[str]
     all_generations: bool
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., only_in_object_tier: _Optional[bool] = ..., others_min: _Optional[int] = ..., reporter: _Optional[str] = ..., keepers: _Optional[_Iterable[str]] = ..., all_generations: _Optional[bool] = ...) -> None: ...
+    hidden: bool
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., only_in_object_tier: _Optional[bool] = ..., others_min: _Optional[int] = ..., reporter: _Optional[str] = ..., keepers: _Optional[_Iterable[str]] = ..., all_generations: _Optional[bool] = ..., hidden: _Optional[bool] = ...) -> None: ...
 
 class WithdrawResponse(_message.Message):
     __slots__ = ("withdrawn",)

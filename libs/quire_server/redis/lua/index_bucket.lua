@@ -4,8 +4,8 @@
 -- anew after each removal: `f` fingerprint, `page` and `row` where it lies, `g` generation, `n` holders.
 local rows_max = 256  -- chunks of a page
 local slot_load = 64  -- fields of a slot of the directory, in mean: Redis packs hashes of up to 128
-local keys_each = 7
-local cell, pins, objects, listings, drops, links, due
+local keys_each = 8
+local cell, pins, objects, listings, drops, links, due, hidden
 local pages, root, changed, added, pinned  -- `added`: pages of new entries by fingerprint
 -- Parents in other buckets that lost a child: fingerprint, bucket and name of the link, child, leases that move there, ...
 local outside
@@ -26,9 +26,9 @@ local function load(id)
   return page
 end
 -- Begin with the bucket whose KEYS follow `at`: its first page, pins, objects, listings, drops (the name's beginning: a
--- node's name follows), links to children in other buckets, objects that are due.
+-- node's name follows), links to children in other buckets, objects that are due, copies that their nodes hide.
 local function open(at)
-  cell, pins, objects, listings, drops, links, due = unpack(KEYS, at + 1, at + keys_each)
+  cell, pins, objects, listings, drops, links, due, hidden = unpack(KEYS, at + 1, at + keys_each)
   pages, changed, added, pinned, outside, unpacked = {}, {}, {}, nil, {}, {}
   root = load(0)
 end
@@ -158,6 +158,23 @@ end
 local function unlist(entry, name)
   note(name, entry, -1)
   hold_by(entry, without(entry.n, name))
+end
+-- Copies that nodes hide: {node, generation of the entry that listed it, ...}.
+local function hidden_of(print)
+  local packed = redis.call('HGET', hidden, print)
+  return packed and cmsgpack.unpack(packed) or {}
+end
+-- A node that hides a copy is to drop it if the chunk is evicted; that it does is forgotten at the time `ttl`, in ms.
+local function hide(print, name, generation, ttl)
+  local nodes = hidden_of(print)
+  insert(nodes, #nodes + 1, name, generation)
+  redis.call('HSET', hidden, print, cmsgpack.pack(nodes))
+  redis.call('PEXPIRE', hidden, ttl)
+end
+local function show(print, name)
+  local nodes = hidden_of(print)
+  for at = #nodes - 1, 1, -2 do if nodes[at] == name then erase(nodes, at, 2) end end
+  if #nodes > 0 then redis.call('HSET', hidden, print, cmsgpack.pack(nodes)) else redis.call('HDEL', hidden, print) end
 end
 local function is_pinned(print, now)
   if not pinned then

@@ -2,6 +2,7 @@
 -- packed. Lists the node in these very entries; what it was to drop of them is obsolete. Returns a mask: "1" listed, "0"
 -- there is no such entry.
 local node, only_in_object, prints, generations, mask = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4], {}
+local hiding = redis.call('EXISTS', hidden) == 1
 for at = 1, #prints, 8 do
   local print = sub(prints, at, at + 7)
   local entry = entry_of(print)
@@ -10,6 +11,7 @@ for at = 1, #prints, 8 do
   else
     if not listed(entry.n, node) then list(entry, node) end
     redis.call('HDEL', drops .. node, print)
+    if hiding then show(print, node) end
     mask[#mask + 1] = '1'
   end
 end

@@ -6,6 +6,7 @@
 -- the first one's link, if it is indexed with that parent.
 local node, fresh, elsewhere, records, keys, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6], {}
 local none, dropping = string.rep('\0', 8), redis.call('EXISTS', drops .. node) == 1
+local hiding = redis.call('EXISTS', hidden) == 1
 for at = 1, #records, 16 do
   local print, parent = sub(records, at, at + 7), sub(records, at + 8, at + 15)
   if parent == none then parent = '' end
@@ -28,6 +29,7 @@ for at = 1, #records, 16 do
     local entry = old or add(print, fresh, above, parent, not inside and parent ~= '' and elsewhere or '')
     if not listed(entry.n, node) then list(entry, node) end
     if dropping then redis.call('HDEL', drops .. node, print) end
+    if hiding then show(print, node) end
     marks[#marks + 1] = (entry.g == fresh and '2' or '1') .. entry.g
   end
 end

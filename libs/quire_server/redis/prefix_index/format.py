@@ -18,8 +18,9 @@ Beside them, in the same slot, lie a hash of pins (fingerprint .. lease id → e
 ones), a hash of objects that nothing lists any more (key → when to delete it, or "!" and until when its deletion runs),
 a hash that counts what each node is listed for (node → count:digest), for each node a hash of what it is to drop
 (fingerprint → generation of the entry that ended, key, bucket), of each bucket a hash of links to children in other
-buckets (fingerprints of parent and child .. name of the link → when it was made), and the objects that are due, by
-when.
+buckets (fingerprints of parent and child .. name of the link → when it was made), a hash of copies that nodes keep and
+hide, because they cannot read them now (fingerprint → names of the nodes, and of each the generation of the entry that
+listed it), and the objects that are due, by when.
 
 A link is made before its child is registered, and removed by its name after the child's entry has ended. Both calls may
 come twice. Each registration makes a link of its own, and removes it if the child is there by another one: a link that

@@ -9,14 +9,13 @@ Every key has one of 256 hash tags, by its bucket, so that a bucket is in one sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any, Final, cast
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprint, fingerprints
 from quire.model.index import (
     DIGEST_MODULUS,
-    OBJECT_TIER,
     ChunkRecord,
     Drop,
     Evicted,
@@ -29,6 +28,7 @@ from quire.model.index import (
 )
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
 from quire_server.redis.connection import metadata_errors
+from quire_server.redis.prefix_index.batches import by_bucket, has_link, independent, packed_keys, registration
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.prefix_index.format import bucket_parts, nodes_of, pin_arguments, runs_of
 from quire_server.redis.prefix_index.slots import (
@@ -43,7 +43,6 @@ from quire_server.redis.prefix_index.slots import (
     tagged,
 )
 
-_NO_KEY, _NO_PARENT = bytes(KEY_BYTES), bytes(PRINT_BYTES)
 _EPOCH_KEY: Final = "quire:index-epoch"
 _TICKS_KEY: Final = "quire:ticks"
 _CHANGES_KEY: Final = "quire:changes"
@@ -98,12 +97,12 @@ class PrefixIndex(BucketScripts):
         """
         new = (fresh or int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         generations: list[int] = []
-        for is_linked, groups in groupby(_by_bucket(chunks), key=lambda group: _is_linked(group[0])):
+        for is_linked, groups in groupby(by_bucket(chunks), key=lambda group: has_link(group[0])):
             if is_linked:
                 for group in groups:
                     generations += await self._register_linked(node_id, group, now_ms, new)
             else:
-                calls = [(fingerprint(group[0].bucket), _registration(node_id, group)) for group in groups]
+                calls = [(fingerprint(group[0].bucket), registration(node_id, group)) for group in groups]
                 for marks in await self._change_each("register", calls, [node_id, new, b"", 0]):
                     generations += _generations(marks)
         return generations
@@ -116,18 +115,21 @@ class PrefixIndex(BucketScripts):
         *,
         only_in_object: bool = False,
         keepers: Sequence[str] = (),
+        hidden: bool = False,
     ) -> list[bool]:
         """Remove `node_id` from the holders of these; return for each whether it is no holder now.
 
         An entry without holders goes when nothing extends it, and its parents with it if nothing else keeps them.
         `only_in_object`: skip chunks that the object tier is not listed for; `keepers`: skip those that any of these is
         not listed for, or a lease pins. Either way skip also chunks that are not indexed: an index that went back does
-        not know who else has it.
+        not know who else has it. `hidden`: the node keeps its copies, and is to drop them if the chunks are evicted,
+        unless it is listed again before.
         """
         out: list[bool] = []
-        common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers)]
-        for groups in _independent(_by_bucket(chunks)):
-            calls = [(fingerprint(group[0].bucket), fingerprints(_keys(group))) for group in groups]
+        kept_ms = _DROPS_TTL_MS if hidden else ""
+        common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers), kept_ms]
+        for groups in independent(by_bucket(chunks)):
+            calls = [(fingerprint(group[0].bucket), fingerprints(packed_keys(group))) for group in groups]
             out += await self._unregister(calls, common, now_ms)
         return out
 
@@ -138,7 +140,7 @@ class PrefixIndex(BucketScripts):
             (bucket, b"".join(holding.fingerprint for holding in group))
             for bucket, group in groupby(ordered, key=lambda holding: holding.bucket)
         ]
-        await self._unregister(calls, [node_id, now_ms, "", ""], now_ms)
+        await self._unregister(calls, [node_id, now_ms, "", "", ""], now_ms)
 
     async def _unregister(
         self, prints: Sequence[tuple[bytes, bytes]], common: Sequence[Any], now_ms: int
@@ -158,21 +160,26 @@ class PrefixIndex(BucketScripts):
         deleted at `delete_ms`, unless an entry lists them again by then.
         """
         removed: list[Gone] = []
+        hidden: list[Gone] = []
         absent: list[bytes] = []
-        for groups in _independent(_by_bucket(chunks)):
+        for groups in independent(by_bucket(chunks)):
             calls: list[tuple[bytes, list[Any]]] = []
             for group in groups:
-                keys, bucket = _keys(group), group[0].bucket
+                keys, bucket = packed_keys(group), group[0].bucket
                 calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
             answers = await self._change_each("evict", calls, [now_ms, delete_ms, asking, _DROPS_TTL_MS])
             for group, (count, *rest) in zip(groups, answers, strict=True):
-                for chunk, answer in zip(group, rest[count:], strict=True):
+                unseen = count + len(group)
+                for chunk, answer in zip(group, rest[count:unseen], strict=True):
                     if answer == b"absent":
                         absent.append(chunk.key)
                     elif answer != b"kept":
-                        removed.append(Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:])))
+                        removed.append(_gone(chunk, answer))
+                hidden += [
+                    _gone(group[at], copy) for at, copy in zip(rest[unseen::2], rest[unseen + 1 :: 2], strict=True)
+                ]
                 await self._unlink(rest[:count], now_ms)
-        return Evicted(tuple(removed), tuple(absent))
+        return Evicted(tuple(removed), tuple(absent), tuple(hidden))
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The nodes that hold each of `chunks`."""
@@ -187,12 +194,12 @@ class PrefixIndex(BucketScripts):
                 openers = fingerprints(b"".join(chunk.bucket for chunk in part))
                 starts = range(0, len(openers), PRINT_BYTES)
                 names = [bucket_key(openers[start : start + PRINT_BYTES]) for start in starts]
-                packed += await self._run("holders", names, [fingerprints(_keys(part))])
+                packed += await self._run("holders", names, [fingerprints(packed_keys(part))])
         else:
             calls: list[tuple[list[bytes], list[Any]]] = []
-            for group in _by_bucket(chunks):
+            for group in by_bucket(chunks):
                 name = bucket_key(fingerprint(group[0].bucket))
-                calls.append(([name] * len(group), [fingerprints(_keys(group))]))
+                calls.append(([name] * len(group), [fingerprints(packed_keys(group))]))
             for part_found in await self._all("holders", calls):
                 packed += part_found
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
@@ -304,9 +311,9 @@ class PrefixIndex(BucketScripts):
         """
         remaining = iter(generations)
         calls: list[tuple[bytes, list[Any]]] = []
-        for group in _by_bucket(chunks):
+        for group in by_bucket(chunks):
             packed = _packed(islice(remaining, len(group)))
-            calls.append((fingerprint(group[0].bucket), [fingerprints(_keys(group)), packed]))
+            calls.append((fingerprint(group[0].bucket), [fingerprints(packed_keys(group)), packed]))
         masks = await self._change_each("join", calls, [node_id, "1" if only_in_object else ""])
         return [mark == ord("1") for mask in masks for mark in mask]
 
@@ -316,8 +323,8 @@ class PrefixIndex(BucketScripts):
         """List the object tier in these very entries."""
         remaining = iter(generations)
         calls: list[tuple[bytes, list[Any]]] = []
-        for group in _by_bucket(chunks):
-            keys, bucket = _keys(group), group[0].bucket
+        for group in by_bucket(chunks):
+            keys, bucket = packed_keys(group), group[0].bucket
             packed = _packed(islice(remaining, len(group)))
             calls.append((fingerprint(bucket), [fingerprints(keys), packed, keys, bucket]))
         return [_OBJECT_MARKS[mark] for mask in await self._change_each("add_objects", calls) for mark in mask]
@@ -329,8 +336,8 @@ class PrefixIndex(BucketScripts):
         deleted at this moment.
         """
         calls: list[tuple[bytes, list[Any]]] = []
-        for group in _by_bucket(chunks):
-            keys, bucket = _keys(group), group[0].bucket
+        for group in by_bucket(chunks):
+            keys, bucket = packed_keys(group), group[0].bucket
             calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
         return [mark != ord("!") for mask in await self._change_each("expect", calls, [delete_ms]) for mark in mask]
 
@@ -346,8 +353,8 @@ class PrefixIndex(BucketScripts):
             due_names = [name for answer in await pipeline.execute() for name in answer][:limit]
         chunks = [ChunkRecord(name[KEY_BYTES:], b"", name[:KEY_BYTES], b"") for name in due_names]
         calls: list[tuple[bytes, list[Any]]] = []
-        for group in _by_bucket(chunks):
-            keys, bucket = _keys(group), group[0].bucket
+        for group in by_bucket(chunks):
+            keys, bucket = packed_keys(group), group[0].bucket
             calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
         answers = await self._change_each("claim", calls, [now_ms, until_ms])
         marks = [mark for mask in answers for mark in mask]
@@ -362,11 +369,11 @@ class PrefixIndex(BucketScripts):
         await self._end_claim(chunks, until_ms, delete_ms)
 
     async def _end_claim(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int | str) -> None:
-        for group in _by_bucket(chunks):
+        for group in by_bucket(chunks):
             bucket = group[0].bucket
             opener = fingerprint(bucket)
             keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
-            await self._run("end_claim", keys, [_keys(group), until_ms, bucket, delete_ms])
+            await self._run("end_claim", keys, [packed_keys(group), until_ms, bucket, delete_ms])
 
     # ---- rebuilding
 
@@ -430,7 +437,7 @@ class PrefixIndex(BucketScripts):
         until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
-        arguments = [node_id, fresh, elsewhere + name, until_ms, *_registration(node_id, chunks)]
+        arguments = [node_id, fresh, elsewhere + name, until_ms, *registration(node_id, chunks)]
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
         if answer[9 * len(chunks) :] != name:  # it is refused, or there by another link
@@ -456,44 +463,13 @@ class PrefixIndex(BucketScripts):
         return flat
 
 
-def _keys(chunks: Sequence[ChunkRecord]) -> bytes:
-    return b"".join(chunk.key for chunk in chunks)
-
-
-def _registration(node_id: str, chunks: Sequence[ChunkRecord]) -> list[Any]:
-    """Return the arguments of a registration in one bucket."""
-    keys = _keys(chunks)
-    prints, above = fingerprints(keys), fingerprints(b"".join(chunk.parent or _NO_KEY for chunk in chunks))
-    packed = b"".join(
-        prints[at : at + PRINT_BYTES] + (above[at : at + PRINT_BYTES] if chunk.parent else _NO_PARENT)
-        for at, chunk in zip(range(0, len(prints), PRINT_BYTES), chunks, strict=True)
-    )
-    return [packed, keys, chunks[0].bucket] if node_id == OBJECT_TIER else [packed]
+def _gone(chunk: ChunkRecord, packed: bytes) -> Gone:
+    """`packed`: generation and placement."""
+    return Gone(chunk, int.from_bytes(packed[:8], "big"), nodes_of(packed[8:]))
 
 
 def _packed(generations: Iterable[int]) -> bytes:
     return b"".join(number.to_bytes(8, "big") for number in generations)
-
-
-def _by_bucket(chunks: Sequence[ChunkRecord]) -> list[list[ChunkRecord]]:
-    return [list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
-
-
-def _is_linked(chunk: ChunkRecord) -> bool:
-    """Return whether a chunk has its parent in another bucket."""
-    return bool(chunk.parent) and chunk.parent_bucket != chunk.bucket
-
-
-def _independent(groups: Sequence[list[ChunkRecord]]) -> Iterator[list[list[ChunkRecord]]]:
-    """Yield groups in parts that one call may remove: a bucket with links to parents in other buckets is a part alone.
-
-    Its links have to be gone before these parents are looked at.
-    """
-    for is_linked, run in groupby(groups, key=lambda group: any(map(_is_linked, group))):
-        if is_linked:
-            yield from ([group] for group in run)
-        else:
-            yield list(run)
 
 
 def _generations(marks: bytes) -> list[int]:

@@ -52,13 +52,14 @@ def objects_key(bucket: bytes) -> bytes:
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Return the keys of the scripts that change a bucket."""
-    pages, pins, objects, listings, drops, links, due_objects = _bucket_keys(tag_of(bucket))
-    return [pages + bucket, pins + bucket, objects + bucket, listings, drops, links + bucket, due_objects]
+    pages, pins, objects, listings, drops, links, due_objects, hidden_copies = _bucket_keys(tag_of(bucket))
+    of_bucket, of_tag = (pages, pins, objects), (listings, drops)
+    return [*(kind + bucket for kind in of_bucket), *of_tag, links + bucket, due_objects, hidden_copies + bucket]
 
 
 @functools.cache
 def _bucket_keys(tag: bytes) -> tuple[bytes, ...]:
-    return tuple(tagged(kind, tag) for kind in (b"x", b"p", b"o", b"l", b"d", b"c", b"due"))
+    return tuple(tagged(kind, tag) for kind in (b"x", b"p", b"o", b"l", b"d", b"c", b"due", b"h"))
 
 
 def stores_key(bucket: bytes) -> bytes:

@@ -16,7 +16,7 @@ def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
     An object is not dropped by that: it is deleted later, when no entry lists it then.
     """
     orders: dict[str, list[Drop]] = {}
-    for entry in evicted.removed:
+    for entry in (*evicted.removed, *evicted.hidden):
         for name in entry.nodes:
             if name not in (asking, OBJECT_TIER):
                 drop = Drop(entry.record.key, fingerprint(entry.record.bucket), entry.generation)

@@ -79,10 +79,15 @@ class GrpcClusterIndex:
         answer = await self._call(self._stub.GetGenerations, request)
         return list(answer.generations), not answer.rebuilding
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
-        chunks = map(convert.record_to, records)
+    async def withdraw(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, hidden: bool = False
+    ) -> None:
         request = orchestrator_pb2.WithdrawRequest(
-            node_id=node_id, chunks=chunks, reporter=reporter, all_generations=node_id == OBJECT_TIER
+            node_id=node_id,
+            chunks=map(convert.record_to, records),
+            reporter=reporter,
+            all_generations=node_id == OBJECT_TIER,
+            hidden=hidden,
         )
         await self._call(self._stub.Withdraw, request)
 

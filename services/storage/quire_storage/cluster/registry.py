@@ -88,8 +88,8 @@ class Registry:
             entries |= {record.key: generation for record, generation, is_listed in listed if is_listed}
         return entries
 
-    async def withdraw(self, records: Sequence[ChunkRecord], holder: str = "") -> None:
-        """Deregister chunks, at this node or at another holder.
+    async def withdraw(self, records: Sequence[ChunkRecord], holder: str = "", *, hidden: bool = False) -> None:
+        """Deregister chunks, at this node or at another holder. `hidden`: this node keeps its copies.
 
         A change that does not reach the index now does when a delivery misses them, or when both are compared.
         """
@@ -97,7 +97,7 @@ class Registry:
             return
         try:
             async with self._operation():
-                await self._index.withdraw(holder or self._node_id, records, reporter=self._node_id)
+                await self._index.withdraw(holder or self._node_id, records, reporter=self._node_id, hidden=hidden)
                 self.changes += 1
         except QuireError as error:
             logger().warning("lost chunks could not be withdrawn", chunks=len(records), error=str(error))

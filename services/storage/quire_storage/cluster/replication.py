@@ -303,8 +303,8 @@ class Replicator:
             unsafe = self._tiers.find_all([key for key in batch if key not in safe])
             self._alone.update(chunk.record.key for chunk in unsafe)
         for keepers, keys in surplus.items():
-            given_up = await self.give_up(keys, keepers, Durability.REPLICATED)
-            logger().info("gave up copies beyond the second", chunks=given_up)
+            if given_up := await self.give_up(keys, keepers, Durability.REPLICATED):
+                logger().info("gave up copies beyond the second", chunks=given_up)
 
     async def give_up(self, keys: Sequence[bytes], keepers: Sequence[str], level: Durability) -> int:
         """Give up copies that others keep; return how many.

@@ -125,8 +125,8 @@ class Executor:
                 self._spawn(self._forget(ev.Forget(removal, placed)))
             case ev.Register():
                 self._spawn(self._register(instruction))
-            case ev.Withdraw(records):
-                self._spawn(self._withdraw(records))
+            case ev.Withdraw(records, hidden):
+                self._spawn(self._withdraw(records, hidden))
             case ev.AskToEvict() | ev.AskToWithdraw():
                 self._spawn(self._question(instruction))
             case ev.Upload(key, size, written):
@@ -177,9 +177,9 @@ class Executor:
             failure = _failure(error)
         self.post(ev.IndexingEnded(request.ticket, failure))
 
-    async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
+    async def _withdraw(self, records: Sequence[ChunkRecord], hidden: bool) -> None:
         try:
-            await self._registry.withdraw(records)
+            await self._registry.withdraw(records, hidden=hidden)
         except Exception as error:
             _failure(error)  # the index lists them on, and the next comparison of listings shows it
         self.post(ev.Withdrawn([record.key for record in records]))

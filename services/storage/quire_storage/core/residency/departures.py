@@ -27,17 +27,20 @@ class Departures:
 
     # ---- the index
 
-    def withdraw(self, entries: Sequence[Entry]) -> None:
-        """Tell the index that this node does not hold copies. Until it acknowledges, no store of them is admitted."""
+    def withdraw(self, entries: Sequence[Entry], *, hidden: bool = False) -> None:
+        """Tell the index that this node does not hold copies. Until it acknowledges, no store of them is admitted.
+
+        `hidden`: it keeps them.
+        """
         if entries:
-            self.withdraw_chunks([entry.chunk for entry in entries])
+            self.withdraw_chunks([entry.chunk for entry in entries], hidden=hidden)
             for entry in entries:
                 self._copies.set_generation(entry, 0)
 
-    def withdraw_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Tell the index that this node does not hold chunks."""
+    def withdraw_chunks(self, chunks: Sequence[Chunk], *, hidden: bool = False) -> None:
+        """Tell the index that this node does not hold chunks, or keeps them `hidden`."""
         self._copies.withdrawing.update(chunk.key for chunk in chunks)
-        self._out.append(ev.Withdraw([chunk.record for chunk in chunks]))
+        self._out.append(ev.Withdraw([chunk.record for chunk in chunks], hidden))
 
     def denied(self, event: ev.Denied) -> None:
         """Withdraw what the index lists and this node has not."""
@@ -66,7 +69,7 @@ class Departures:
         if entry is None or entry.phase is not Phase.RESIDENT:
             return
         if entry.generation and not self._copies.is_busy(entry.key):
-            self.withdraw([entry])
+            self.withdraw([entry], hidden=True)
 
     # ---- copies
 

@@ -387,9 +387,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """This node does not hold these. → `Withdrawn`."""
+    """This node does not hold these, or, `hidden`, cannot read them now. → `Withdrawn`."""
 
     records: Sequence[ChunkRecord]
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull, QuireError
-from quire_storage.core.chunks import Placed
+from quire_storage.core.chunks import Chunk, Placed
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.copies import Copies
@@ -21,6 +21,7 @@ from quire_storage.errors import DriveFailed
 GROUP: Final = 64
 """Chunks that are written, or asked for, together."""
 RETRY_S: Final = 0.5
+_WITHDRAWN_AT_ONCE: Final = 1024
 
 
 class Writes:
@@ -208,8 +209,8 @@ class Writes:
     # ---- drives
 
     def drive_lost(self, event: ev.DriveLost) -> None:
-        """End the copies of a drive, except for those that are in memory too."""
-        copies = self._copies
+        """End the copies of a drive, except for those that are in memory too. They may come back with it: hide them."""
+        copies, asleep = self._copies, list[Chunk]()
         assert copies.pool is not None, "there was a drive"
         awake = [
             entry for entry in copies.by_number.values() if entry.disk is not None and entry.disk.drive == event.drive
@@ -225,9 +226,11 @@ class Writes:
             if key not in copies.entries and key not in copies.leaving:
                 generation, in_object = copies.pool.listing(placed.place)
                 copies.count_listed(key, generation, -1)
-                self._departures.withdraw_chunks([placed.header.chunk])
+                asleep.append(placed.header.chunk)
                 if copies.objects and not in_object:
                     self._out.append(ev.CancelUpload(key))
+        for at in range(0, len(asleep), _WITHDRAWN_AT_ONCE):
+            self._departures.withdraw_chunks(asleep[at : at + _WITHDRAWN_AT_ONCE], hidden=True)
         for entry in awake:
             copies.count_leaving(entry, -1)
             copies.put_on_drive(entry, None)
@@ -236,7 +239,7 @@ class Writes:
                     copies.note_arrival(entry)  # a scan took it to be on a drive, and may not have come there
                     copies.enter_orders([entry])
                 else:
-                    self._departures.withdraw([entry])
+                    self._departures.withdraw([entry], hidden=True)
                     self._departures.leave(entry)
             copies.rest(entry)
 

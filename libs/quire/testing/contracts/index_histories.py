@@ -1,0 +1,85 @@
+"""Random histories of an index, compared with a model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quire.model.index import records
+from quire.testing.contracts.index import Index, chain, drops_of, evict, listing_of, register, sum_of
+
+
+class IndexHistoriesContract:
+    """Needs the fixture of `IndexContract`."""
+
+    @pytest.mark.parametrize("seed", range(6))
+    async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:
+        """Register, unregister, evict and match on branching chains, against a dict of parents and holders."""
+        rng = random.Random(seed)
+        chains = [chain(rng.randint(200, 560), branch=b, common=rng.randint(100, 400)) for b in range(4)]
+        holders: dict[bytes, set[str]] = {}
+        parents: dict[bytes, bytes] = {}
+        hidden: set[tuple[str, bytes]] = set()
+        to_drop: set[tuple[str, bytes]] = set()
+
+        def remove(key: bytes) -> None:
+            while key in holders:
+                parent = parents.pop(key)
+                del holders[key]
+                if holders.get(parent) != set() or parent in parents.values():
+                    return
+                key = parent
+
+        for _ in range(60):
+            keys = rng.choice(chains)
+            first = rng.randrange(len(keys))
+            count = rng.randint(1, len(keys) - first)
+            node = rng.choice("abc")
+            part = records(keys, first, count)
+            action = rng.random()
+            if action < 0.6:
+                expected = []
+                for record in part:
+                    fits = not record.parent or record.parent in holders or record.key in holders
+                    expected.append(fits)
+                    if fits:
+                        holders.setdefault(record.key, set()).add(node)
+                        parents.setdefault(record.key, record.parent)
+                        to_drop -= {(node, record.key)}
+                        hidden -= {(node, record.key)}
+                assert await register(index, node, part) == expected
+            elif action < 0.8:
+                hides = rng.random() < 0.5
+                await index.unregister(node, part, 0, hidden=hides)
+                for record in part:
+                    if hides and node in holders.get(record.key, set()):
+                        hidden.add((node, record.key))
+                    holders.get(record.key, set()).discard(node)
+                    if holders.get(record.key) == set() and record.key not in parents.values():
+                        remove(record.key)
+            else:
+                removed = [key for key, _ in await evict(index, keys, first, now_ms=0)]
+                expected_gone = []
+                for key in reversed(list(keys.run(first, len(keys) - first))):
+                    if key in parents.values():
+                        continue
+                    going = {copy for copy in hidden if copy[1] == key}
+                    hidden -= going
+                    to_drop |= going | {(name, key) for name in holders.get(key, ())}
+                    if key in holders:
+                        expected_gone.append(key)
+                        remove(key)
+                assert removed == expected_gone
+                assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
+            for one_chain in chains:
+                present = 0
+                while present < len(one_chain) and one_chain.at(present) in holders:
+                    present += 1
+                match = await index.match(one_chain)
+                assert match.count == present
+                flat = [set(run.nodes) for run in match.runs for _ in range(run.count)]
+                assert flat == [holders[one_chain.at(at)] for at in range(present)]
+            for name in "abc":
+                listed = [key for key, names in holders.items() if name in names]
+                assert await listing_of(index, name) == await sum_of(index, name, listed)

@@ -1,0 +1,89 @@
+"""Copies that cannot be read for a while: a prefix that is evicted until then does not come back with them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from quire.client import QuireClient
+from quire.model.durability import Durability
+from quire.model.iocb import Op
+from quire.testing.simulation import simulate
+from quire_storage.core.residency.departures import Departures
+from quire_storage.core.residency.entry import Entry
+from tests.integration.engine.disk import SimDisk, no_fault
+from tests.simulation.cluster import Cluster
+from tests.simulation.one_client import stored_prefix, with_client
+from tests.simulation.prefixes import Prefix
+
+_WAITED_S, _PAUSE_S = 900.0, 0.5
+_SHOWN_S = 30.0  # the pause before another try doubles from half a second on
+
+
+def _fail_reads(disk: SimDisk) -> None:
+    disk.fault = lambda op, at, offset, length: -errno.EIO if op is Op.READ else None
+
+
+async def _matches(client: QuireClient, prefix: Prefix, chunks: int) -> None:
+    async with asyncio.timeout(_WAITED_S):
+        while (await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)).matched_chunks != chunks:
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _found_again(cluster: Cluster, client: QuireClient, *, restarts: bool, evicts: bool) -> int:
+    """Let the drives of every node fail reads, evict, and let them work: how many chunks look-ups find then."""
+    prefix = await stored_prefix(cluster, client, Durability.LOCAL)
+    count = len(prefix.keys)
+    nodes = list(cluster.storage)
+    for name in nodes:  # afterwards, copies are on drives alone
+        await cluster.stop(name)
+        await cluster.restart(name)
+    await _matches(client, prefix, count)
+    disks = [disk for name in nodes if (disk := cluster.members[name].disk) is not None]
+    for disk in disks:
+        _fail_reads(disk)
+    await _matches(client, prefix, 0)  # the scrubber comes by
+    if evicts:
+        await client.evict(prefix.namespace, prefix.keys)
+    for disk in disks:
+        disk.fault = no_fault
+    if restarts:
+        for name in nodes:
+            await cluster.stop(name)
+            await cluster.restart(name)
+    await asyncio.sleep(_SHOWN_S)
+    return (await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)).matched_chunks
+
+
+def _found(*, restarts: bool = False, evicts: bool = True) -> int:
+    scenario = partial(_found_again, restarts=restarts, evicts=evicts)
+    matched_chunks: int = simulate(1, partial(with_client, scenario=scenario))
+    return matched_chunks
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["read again", "restarted"])
+def test_what_was_evicted_while_it_could_not_be_read_stays_away(restarts: bool) -> None:
+    assert _found(restarts=restarts) == 0
+
+
+def test_what_was_not_evicted_comes_back() -> None:
+    """The last copy: its entry ended when it was hidden."""
+    assert _found(evicts=False) > 0
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["read again", "restarted"])
+def test_copies_that_are_withdrawn_as_if_they_were_gone_come_back(
+    restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault put back: the check above can fail."""
+    withdraw = Departures.withdraw
+
+    def as_gone(self: Departures, entries: Sequence[Entry], *, hidden: bool = False) -> None:
+        withdraw(self, entries)
+
+    monkeypatch.setattr(Departures, "withdraw", as_gone)
+    assert _found(restarts=restarts) > 0
