@@ -111,7 +111,7 @@ class BucketLoad:
         began_s = self.day.loop.time()
         task = process.start(run(member.service))
         patience_s = rng.uniform(0.0, 0.1) if rng.random() < 0.05 else _DEADLINE_S
-        gone = asyncio.create_task(process.changed())
+        gone = asyncio.create_task(process.died())
         await asyncio.wait([task, gone], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if task.done():

@@ -239,7 +239,7 @@ class Cluster:
             await member.service.close()
 
         process = member.process
-        task, death = process.start(end()), asyncio.ensure_future(process.changed())
+        task, death = process.start(end()), asyncio.ensure_future(process.died())
         await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
         death.cancel()
         if not task.done():

@@ -62,6 +62,13 @@ class Process:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
 
+    async def died(self) -> None:
+        """Return a moment after the process has died."""
+        if self.dead:
+            await asyncio.sleep(_DEATH_SEEN_S)
+        while not self.dead:
+            await self.changed()
+
     def go_on(self) -> None:
         """After a pause."""
         self.paused = False

@@ -155,7 +155,7 @@ class SimChannel:
         """Return when the server's process is dead."""
         server = self._network.servers.get(self._address)
         if server is not None and not server.process.dead:
-            await server.process.changed()
+            await server.process.died()
 
     async def _within(self, timeout: float | None, answer: Any) -> Any:
         try:
@@ -200,7 +200,7 @@ class SimChannel:
         return server
 
     async def _or_death(self, server: SimServer, answer: asyncio.Future[Any]) -> Any:
-        death = asyncio.ensure_future(server.process.changed())
+        death = asyncio.ensure_future(server.process.died())
         try:
             await asyncio.wait([answer, death], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -266,7 +266,7 @@ class SimStream:
     async def _next(self, server: SimServer, left_s: float | None) -> tuple[str, Any]:
         """Return the server's next message; none if the deadline passes before that."""
         message = asyncio.ensure_future(self._queue.get())
-        death = asyncio.ensure_future(server.process.changed())
+        death = asyncio.ensure_future(server.process.died())
         try:
             await asyncio.wait([message, death], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if message.done():
@@ -356,7 +356,7 @@ class SimDuplex:
         """Return the server's next message. Raises at the end of the connection."""
         while True:
             message = asyncio.ensure_future(self._down.get())
-            death = asyncio.ensure_future(server.process.changed())
+            death = asyncio.ensure_future(server.process.died())
             try:
                 await asyncio.wait([message, death, broken], return_when=asyncio.FIRST_COMPLETED)
                 if broken.done() or server.process.dead:
@@ -377,7 +377,7 @@ class SimDuplex:
         """A dead client disconnects; a cut link is silent."""
         client = self._channel._process
         while not client.dead and not serving.done():
-            death = asyncio.ensure_future(client.changed())
+            death = asyncio.ensure_future(client.died())
             await asyncio.wait([death, serving], return_when=asyncio.FIRST_COMPLETED)
             death.cancel()
         serving.cancel()
