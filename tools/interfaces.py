@@ -44,8 +44,8 @@ their status. With tokens (`QUIRE_GATEWAY_AUTH`) a request has `Authorization: B
 {routes}
 
 A PUT's query may have: {parameters}. A GET's are in [the guide](../guides/images.md#get). Headers of a PUT:
-`Content-Type` (`application/octet-stream` with `shape`: raw values; a picture's type: a picture; else safetensors or a
-latent record), `X-Quire-Meta-NAME`, `X-Quire-Provenance`, `If-Match`, `If-None-Match`.
+`Content-Type` (`application/octet-stream` with `shape`: raw values; a picture's type: a picture; else safetensors, a
+latent record, or a picture by its first bytes), `X-Quire-Meta-NAME`, `X-Quire-Provenance`, `If-Match`, `If-None-Match`.
 """
 _S3: Final = """\
 # S3

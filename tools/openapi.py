@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from quire.model.durability import Durability
 from quire.model.images import MEDIA_TYPES, Fit, Gravity
+from quire.model.pictures import READ_FORMATS
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.http.latent_puts import OF_A_PUT
 from quire_gateway.http.parameters import OF_A_GET
@@ -36,6 +37,7 @@ _PUT: Final[dict[str, Schema]] = {
     "weights_sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "allow_unknown_vae": _FLAG,
     "ttl": _SIZE,
+    "background": {"type": "string", "pattern": "^[0-9A-Fa-f]{6}$"},
 }
 _GET: Final[dict[str, Schema]] = {
     "format": {"type": "string", "enum": [*MEDIA_TYPES, "jpg"]},
@@ -87,13 +89,14 @@ _STORED: Final[Schema] = {
             "type": "object",
             "properties": {"psnr_db": {"type": ["number", "null"]}, "error_max": {"type": "number"}},
         },
+        "frames": _SIZE,
     },
 }
 _PUT_TYPES: Final = (
     "application/octet-stream",
     "application/vnd.safetensors",
     "application/x-quire-latent",
-    *MEDIA_TYPES.values(),
+    *(f"image/{name}" for name in READ_FORMATS),
 )
 _IDS: Final[Schema] = {"type": "array", "items": _TEXT}
 _ALWAYS: Final = (400, 401, 403, 413, 429, 503, 504)
@@ -110,7 +113,7 @@ _BODIES: Final[dict[str, dict[str, Schema]]] = {
 }
 _ANSWERS: Final[dict[str, tuple[int, dict[str, Schema], tuple[int, ...]]]] = {
     "_health": (200, {"application/json": {"type": "object", "required": ["status"]}}, ()),
-    "_put": (201, {"application/json": _STORED}, (404, 409, 412, 501, 507)),
+    "_put": (201, {"application/json": _STORED}, (404, 409, 412, 415, 501, 507)),
     "_get": (200, dict.fromkeys(MEDIA_TYPES.values(), _BYTES), (404, 406, 412, 416)),
     "_delete": (204, {}, (404,)),
     "_list": (

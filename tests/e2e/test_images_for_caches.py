@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import c2pa
 import imagecodecs
 import numpy as np
 import pytest
+from PIL import Image
 
 from quire.model.images import MEDIA_TYPES
 from quire.model.latents import LatentInfo, Vae, encode_record
@@ -124,6 +125,12 @@ async def test_times_to_live_and_many_deletes(http: aiohttp.ClientSession, vae: 
         assert answer.status == 400
 
 
+def _file(frames: Sequence[Image.Image], name: str) -> bytes:
+    file = io.BytesIO()
+    frames[0].save(file, name, save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
 async def test_pictures_are_put_and_say_what_they_lost(http: aiohttp.ClientSession, cluster: LocalCluster) -> None:
     """What comes back is as far from the picture as was said. A size that the VAE cannot make, and what is no picture,
     are refused.
@@ -147,12 +154,52 @@ async def test_pictures_are_put_and_say_what_they_lost(http: aiohttp.ClientSessi
     wrong: tuple[tuple[bytes, dict[str, str], int], ...] = (
         (bytes(imagecodecs.png_encode(picture[:100, :99])), weights, 400),
         (file[:500], weights, 400),
-        (b"GIF89a", weights, 400),
+        (b"BM" + bytes(90), weights, 415),
+        (_file([Image.new("1", (8200, 8200))], "png"), weights, 413),
         (file, {"weights_sha256": "ab" * 32}, 400),
+        (file, weights | {"background": "white"}, 400),
     )
     for body, query, status in wrong:
         async with http.put(path, params=query, data=body, headers={"Content-Type": "image/png"}) as answer:
             assert answer.status == status, await answer.text()
+            assert answer.content_type == "application/problem+json"
+
+
+async def test_pictures_are_known_by_their_bytes_where_their_type_does_not_tell(
+    http: aiohttp.ClientSession, cluster: LocalCluster
+) -> None:
+    """`curl -T` sends no type. For other files 415 names the formats, not a header of 18121296894642503 bytes."""
+    async with http.get("/v1/vaes") as answer:
+        vaes = {vae["name"]: vae["weights_sha256"] for vae in (await answer.json())["vaes"]}
+    weights, path = {"weights_sha256": vaes["demo_vae"]}, "/v1/images/untold"
+    colours = np.full((64, 64, 4), (250, 10, 10, 0), np.uint8)  # red, and clear
+    frames = [Image.new("L", (64, 64), level) for level in (200, 40)]
+    for body, kind, query, frames_told in (
+        (bytes(imagecodecs.png_encode(colours)), "application/octet-stream", {"background": "00ff00"}, 1),
+        (bytes(imagecodecs.jpeg_encode(colours[..., :3].copy())), "image/jpg", {}, 1),
+        (_file(frames, "gif"), "image/gif", {}, 2),
+    ):
+        async with http.put(path, params=weights | query, data=body, headers={"Content-Type": kind}) as answer:
+            assert answer.status == 201, await answer.text()
+            assert (await answer.json())["frames"] == frames_told
+        if "background" in query:
+            async with http.get(path, params={"format": "png"}) as answer:
+                assert "Vary" not in answer.headers
+                red, green, _ = imagecodecs.png_decode(await answer.read()).reshape(-1, 3).mean(axis=0)
+                assert green > 200 > 60 > red
+    async with http.get(path, headers={"Accept": "image/webp"}) as answer:
+        assert answer.headers["Vary"] == "Accept"
+    heic = b"\0\0\0\x18ftypheic" + bytes(90)
+    for body, kind, field in (
+        (heic, "image/heic", "Content-Type"),
+        (heic, "application/octet-stream", "body"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml", "Content-Type"),
+        (b"just some text, which is long enough", "text/plain", "body"),
+    ):
+        async with http.put(path, params=weights, data=body, headers={"Content-Type": kind}) as answer:
+            problem = await answer.json()
+            assert (answer.status, problem["code"], problem["field"]) == (415, "MediaUnsupported", field), problem
+            assert "png, jpeg, webp, avif, tiff, gif" in problem["detail"]
 
 
 async def test_provenance_is_in_every_image(http: aiohttp.ClientSession, vae: Path) -> None:

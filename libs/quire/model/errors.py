@@ -5,7 +5,9 @@ QuireError
 │   ├── LayoutInvalid           a chunk layout that is zero, huge or inconsistent
 │   ├── KeysInvalid             chunk keys of a wrong length or too many of them
 │   ├── DescriptorInvalid       a descriptor that contradicts itself or the lease
-│   └── TargetInvalid           client memory that is too small, out of range, or has an unusable key
+│   ├── TargetInvalid           client memory that is too small, out of range, or has an unusable key
+│   ├── MediaUnsupported        a file of a kind that is not read
+│   └── PictureTooLarge         a picture with more pixels than can be encoded
 ├── Unauthenticated             the caller has shown no token, or one that this cluster did not give
 │   └── SecretDiffers           a member signs with another secret than the cluster's
 ├── NotAllowed                  the caller may not do this
@@ -82,6 +84,14 @@ class DescriptorInvalid(InvalidRequest):
 
 class TargetInvalid(InvalidRequest):
     """Client memory that is too small, out of range, or has an unusable key."""
+
+
+class MediaUnsupported(InvalidRequest):
+    """A file of a kind that is not read; the message names those that are."""
+
+
+class PictureTooLarge(InvalidRequest):
+    """A picture with more pixels than can be encoded; the message names the limit."""
 
 
 class Unauthenticated(QuireError):

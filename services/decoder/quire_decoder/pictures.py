@@ -12,22 +12,24 @@ from quire.model.latents import LatentInfo, Normalisation, Vae, denormalised, en
 from quire.model.nodes import KnownVae
 from quire_decoder.core.precision import error_of
 from quire_decoder.pipeline import Pipeline
-from quire_decoder.ports import Pixels
+from quire_decoder.ports import Picture
 
-ReadPicture = Callable[[bytes, int], Pixels]
-"""A file's pixels, of at most so many; see `adapters.pictures`."""
+ReadPicture = Callable[[bytes, int, tuple[int, int, int]], Picture]
+"""Reads a file of at most so many pixels, on a background; see `adapters.pictures`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedLatent:
     """A record, and the difference of its image from the picture.
 
-    PSNR in dB, infinite for equal ones, and the largest difference of a channel's value, of 255.
+    PSNR in dB, infinite for equal ones, and the largest difference of a channel's value, of 255. `frames`: of the file,
+    whose first one is in the record.
     """
 
     record: bytes
     psnr_db: float
     error_max: int
+    frames: int
 
 
 class PictureEncoder:
@@ -41,24 +43,25 @@ class PictureEncoder:
         self._known = vaes
         self._pixels_max = pixels_max
 
-    async def encode(self, file: bytes, weights_sha256: str) -> EncodedLatent:
-        """Encode by the VAE with those weights.
+    async def encode(self, file: bytes, weights_sha256: str, background: tuple[int, int, int]) -> EncodedLatent:
+        """Encode by the VAE with those weights. `background`: R, G, B behind transparent pixels.
 
-        Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `NotImplementedHere`.
+        Raises `InvalidRequest`, `MediaUnsupported`, `PictureTooLarge`, `VaeUnknown`, `DeviceFull`,
+        `NotImplementedHere`.
         """
         vae = next((vae for vae in self._known() if vae.weights_sha256 == weights_sha256), None)
         if vae is None:
             raise VaeUnknown(f"no VAE with weights {weights_sha256[:16]}… is here", field="weights_sha256")
-        picture = await self._pipeline.in_thread(self._read, file, self._pixels_max)
-        height, width = picture.shape[:2]
+        picture = await self._pipeline.in_thread(self._read, file, self._pixels_max, background)
+        height, width = picture.pixels.shape[:2]
         if height % vae.scale or width % vae.scale:
             message = f"{height} × {width}: {vae.name} takes multiples of {vae.scale}; crop it"
             raise InvalidRequest(message, field="body")
-        values = await self._pipeline.devices.encode(picture, weights_sha256)
+        values = await self._pipeline.devices.encode(picture.pixels, weights_sha256)
         stored = values.astype(np.float16)
         about = Vae(vae.name, "", weights_sha256)
         info = LatentInfo(values.shape, "float16", about, height, width, Normalisation(undone=True))
         record = await self._pipeline.in_thread(encode_record, stored, info)
         back = await self._pipeline.devices.decode(denormalised(stored, info), info)
-        error = await self._pipeline.in_thread(error_of, picture, back.pixels)
-        return EncodedLatent(record, error.psnr_db, error.error_max)
+        error = await self._pipeline.in_thread(error_of, picture.pixels, back.pixels)
+        return EncodedLatent(record, error.psnr_db, error.error_max, picture.frames)

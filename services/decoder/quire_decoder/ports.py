@@ -22,6 +22,7 @@ __all__ = [
     "Decoded",
     "EncoderProcess",
     "PeerMemoryPort",
+    "Picture",
     "PixelEncoder",
     "Pixels",
     "ProvenanceSigner",
@@ -31,6 +32,14 @@ __all__ = [
 
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3), RGB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The pixels of a file's first frame, and the number of its frames."""
+
+    pixels: Pixels
+    frames: int
 
 
 @dataclass(frozen=True, slots=True)

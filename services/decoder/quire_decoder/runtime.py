@@ -181,10 +181,12 @@ class Decoder:
             served = await self._from_cache(entry, rendering, form, data, {}, tenant)
             return await self._signed(entry, rendering, served)
 
-    async def encode_latent(self, source: RdmaTarget, length: int, weights_sha256: str) -> EncodedLatent:
-        """Encode a picture in the caller's memory. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`."""
+    async def encode_latent(
+        self, source: RdmaTarget, length: int, weights_sha256: str, background: tuple[int, int, int]
+    ) -> EncodedLatent:
+        """Encode a picture in the caller's memory. Raises what `PictureEncoder.encode` raises."""
         file = await self._pull((source, length), PICTURE_BYTES_MAX)
-        return await self._pictures.encode(file, weights_sha256)
+        return await self._pictures.encode(file, weights_sha256, background)
 
     async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> CachedForm | None:
         """Send this cache's form of an image that is being made elsewhere."""

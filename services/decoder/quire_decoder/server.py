@@ -81,10 +81,14 @@ class DecoderServicer(DecoderServiceServicer):
 
     async def EncodeLatent(self, request: pb.EncodeLatentRequest, context: Any) -> pb.EncodeLatentResponse:
         source, target = convert.target_from(request.source), convert.target_from(request.target)
-        encoded = await self._decoder.encode_latent(source, request.length, request.weights_sha256)
+        red, green, blue = request.background_rgb.to_bytes(4, "big")[1:]
+        encoded = await self._decoder.encode_latent(source, request.length, request.weights_sha256, (red, green, blue))
         await self._remote_memory.push(encoded.record, target)
         return pb.EncodeLatentResponse(
-            record_bytes=len(encoded.record), psnr_db=encoded.psnr_db, error_max=encoded.error_max
+            record_bytes=len(encoded.record),
+            psnr_db=encoded.psnr_db,
+            error_max=encoded.error_max,
+            frames=encoded.frames,
         )
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:

@@ -122,11 +122,15 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPicture:
-    """A record that a decoder wrote; its image's PSNR against the picture in dB, and the largest difference, of 255."""
+    """A record that a decoder wrote; its image's PSNR against the picture in dB, and the largest difference, of 255.
+
+    `frames`: of the picture, whose first one is in the record.
+    """
 
     record_bytes: int
     psnr_db: float
     error_max: int
+    frames: int
 
 
 class Router(Protocol):
@@ -211,9 +215,15 @@ class Decoders(Protocol):
         """
 
     async def encode(
-        self, address: str, source: RdmaTarget, length: int, weights_sha256: str, target: RdmaTarget
+        self,
+        address: str,
+        source: RdmaTarget,
+        length: int,
+        weights_sha256: str,
+        target: RdmaTarget,
+        background_rgb: int,
     ) -> EncodedPicture:
-        """Have a record made of the picture in `source`, and written into `target`."""
+        """Have a record made of the picture in `source`, on a background, and written into `target`."""
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         """Have a decoder take a new image's record into its cache."""

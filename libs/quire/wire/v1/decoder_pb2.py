@@ -26,7 +26,7 @@ from quire.wire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.wire.v1 import images_pb2 as quire_dot_v1_dot_images__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/decoder.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/images.proto\"\xfa\x01\n\rDecodeRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12&\n\trendering\x18\x02 \x01(\x0b\x32\x13.quire.v1.Rendering\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12&\n\x06record\x18\x05 \x01(\x0b\x32\x16.quire.v1.LeasedRecord\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\x0c\x12\x13\n\x0b\x63\x61\x63hed_only\x18\x08 \x01(\x08\"$\n\x0e\x41\x62\x61ndonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\"\x11\n\x0f\x41\x62\x61ndonResponse\"\xab\x01\n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x39\n\tstages_us\x18\x04 \x03(\x0b\x32&.quire.v1.DecodeResponse.StagesUsEntry\x1a/\n\rStagesUsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x89\x01\n\x13\x45ncodeLatentRequest\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x16\n\x0eweights_sha256\x18\x03 \x01(\t\x12$\n\x06target\x18\x04 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"P\n\x14\x45ncodeLatentResponse\x12\x14\n\x0crecord_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07psnr_db\x18\x02 \x01(\x01\x12\x11\n\terror_max\x18\x03 \x01(\r\"^\n\x11ReadCachedRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12$\n\x06target\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"A\n\x12ReadCachedResponse\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xce\x01\n\x10WriteBackRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12$\n\x06record\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rrecord_length\x18\x03 \x01(\x04\x12#\n\x05image\x18\x04 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x14\n\x0cimage_length\x18\x05 \x01(\x04\x12\x0e\n\x06stored\x18\x06 \x01(\x08\x12\r\n\x05\x62uild\x18\x07 \x01(\t\"\x13\n\x11WriteBackResponse2\xeb\x02\n\x0e\x44\x65\x63oderService\x12;\n\x06\x44\x65\x63ode\x12\x17.quire.v1.DecodeRequest\x1a\x18.quire.v1.DecodeResponse\x12>\n\x07\x41\x62\x61ndon\x12\x18.quire.v1.AbandonRequest\x1a\x19.quire.v1.AbandonResponse\x12M\n\x0c\x45ncodeLatent\x12\x1d.quire.v1.EncodeLatentRequest\x1a\x1e.quire.v1.EncodeLatentResponse\x12G\n\nReadCached\x12\x1b.quire.v1.ReadCachedRequest\x1a\x1c.quire.v1.ReadCachedResponse\x12\x44\n\tWriteBack\x12\x1a.quire.v1.WriteBackRequest\x1a\x1b.quire.v1.WriteBackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/decoder.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/images.proto\"\xfa\x01\n\rDecodeRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12&\n\trendering\x18\x02 \x01(\x0b\x32\x13.quire.v1.Rendering\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12&\n\x06record\x18\x05 \x01(\x0b\x32\x16.quire.v1.LeasedRecord\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\x0c\x12\x13\n\x0b\x63\x61\x63hed_only\x18\x08 \x01(\x08\"$\n\x0e\x41\x62\x61ndonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\"\x11\n\x0f\x41\x62\x61ndonResponse\"\xab\x01\n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x39\n\tstages_us\x18\x04 \x03(\x0b\x32&.quire.v1.DecodeResponse.StagesUsEntry\x1a/\n\rStagesUsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa1\x01\n\x13\x45ncodeLatentRequest\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x16\n\x0eweights_sha256\x18\x03 \x01(\t\x12$\n\x06target\x18\x04 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x16\n\x0e\x62\x61\x63kground_rgb\x18\x05 \x01(\r\"`\n\x14\x45ncodeLatentResponse\x12\x14\n\x0crecord_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07psnr_db\x18\x02 \x01(\x01\x12\x11\n\terror_max\x18\x03 \x01(\r\x12\x0e\n\x06\x66rames\x18\x04 \x01(\r\"^\n\x11ReadCachedRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12$\n\x06target\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"A\n\x12ReadCachedResponse\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xce\x01\n\x10WriteBackRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12$\n\x06record\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rrecord_length\x18\x03 \x01(\x04\x12#\n\x05image\x18\x04 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x14\n\x0cimage_length\x18\x05 \x01(\x04\x12\x0e\n\x06stored\x18\x06 \x01(\x08\x12\r\n\x05\x62uild\x18\x07 \x01(\t\"\x13\n\x11WriteBackResponse2\xeb\x02\n\x0e\x44\x65\x63oderService\x12;\n\x06\x44\x65\x63ode\x12\x17.quire.v1.DecodeRequest\x1a\x18.quire.v1.DecodeResponse\x12>\n\x07\x41\x62\x61ndon\x12\x18.quire.v1.AbandonRequest\x1a\x19.quire.v1.AbandonResponse\x12M\n\x0c\x45ncodeLatent\x12\x1d.quire.v1.EncodeLatentRequest\x1a\x1e.quire.v1.EncodeLatentResponse\x12G\n\nReadCached\x12\x1b.quire.v1.ReadCachedRequest\x1a\x1c.quire.v1.ReadCachedResponse\x12\x44\n\tWriteBack\x12\x1a.quire.v1.WriteBackRequest\x1a\x1b.quire.v1.WriteBackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,17 +46,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODERESPONSE_STAGESUSENTRY']._serialized_start=517
   _globals['_DECODERESPONSE_STAGESUSENTRY']._serialized_end=564
   _globals['_ENCODELATENTREQUEST']._serialized_start=567
-  _globals['_ENCODELATENTREQUEST']._serialized_end=704
-  _globals['_ENCODELATENTRESPONSE']._serialized_start=706
-  _globals['_ENCODELATENTRESPONSE']._serialized_end=786
-  _globals['_READCACHEDREQUEST']._serialized_start=788
-  _globals['_READCACHEDREQUEST']._serialized_end=882
-  _globals['_READCACHEDRESPONSE']._serialized_start=884
-  _globals['_READCACHEDRESPONSE']._serialized_end=949
-  _globals['_WRITEBACKREQUEST']._serialized_start=952
-  _globals['_WRITEBACKREQUEST']._serialized_end=1158
-  _globals['_WRITEBACKRESPONSE']._serialized_start=1160
-  _globals['_WRITEBACKRESPONSE']._serialized_end=1179
-  _globals['_DECODERSERVICE']._serialized_start=1182
-  _globals['_DECODERSERVICE']._serialized_end=1545
+  _globals['_ENCODELATENTREQUEST']._serialized_end=728
+  _globals['_ENCODELATENTRESPONSE']._serialized_start=730
+  _globals['_ENCODELATENTRESPONSE']._serialized_end=826
+  _globals['_READCACHEDREQUEST']._serialized_start=828
+  _globals['_READCACHEDREQUEST']._serialized_end=922
+  _globals['_READCACHEDRESPONSE']._serialized_start=924
+  _globals['_READCACHEDRESPONSE']._serialized_end=989
+  _globals['_WRITEBACKREQUEST']._serialized_start=992
+  _globals['_WRITEBACKREQUEST']._serialized_end=1198
+  _globals['_WRITEBACKRESPONSE']._serialized_start=1200
+  _globals['_WRITEBACKRESPONSE']._serialized_end=1219
+  _globals['_DECODERSERVICE']._serialized_start=1222
+  _globals['_DECODERSERVICE']._serialized_end=1585
 # @@protoc_insertion_point(module_scope)

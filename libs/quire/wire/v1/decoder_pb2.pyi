@@ -58,26 +58,30 @@ class DecodeResponse(_message.Message):
     def __init__(self, length: _Optional[int] = ..., source: _Optional[str] = ..., build: _Optional[str] = ..., stages_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class EncodeLatentRequest(_message.Message):
-    __slots__ = ("source", "length", "weights_sha256", "target")
+    __slots__ = ("source", "length", "weights_sha256", "target", "background_rgb")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_RGB_FIELD_NUMBER: _ClassVar[int]
     source: _common_pb2.RdmaTarget
     length: int
     weights_sha256: str
     target: _common_pb2.RdmaTarget
-    def __init__(self, source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., length: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ...) -> None: ...
+    background_rgb: int
+    def __init__(self, source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., length: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., background_rgb: _Optional[int] = ...) -> None: ...
 
 class EncodeLatentResponse(_message.Message):
-    __slots__ = ("record_bytes", "psnr_db", "error_max")
+    __slots__ = ("record_bytes", "psnr_db", "error_max", "frames")
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PSNR_DB_FIELD_NUMBER: _ClassVar[int]
     ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     record_bytes: int
     psnr_db: float
     error_max: int
-    def __init__(self, record_bytes: _Optional[int] = ..., psnr_db: _Optional[float] = ..., error_max: _Optional[int] = ...) -> None: ...
+    frames: int
+    def __init__(self, record_bytes: _Optional[int] = ..., psnr_db: _Optional[float] = ..., error_max: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
 
 class ReadCachedRequest(_message.Message):
     __slots__ = ("entry", "target")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.errors import ConfigInvalid, VaeUnknown
+from quire.model.errors import ConfigInvalid, PictureTooLarge, VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire.telemetry import logger
@@ -108,7 +108,7 @@ class DiffusersVaes:
         return Decoded(list(batch.pixels.numpy()), batch.seconds(), batch.build)
 
     def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
-        """Encode an image. Raises `VaeUnknown`, `DeviceFull`."""
+        """Encode an image. Raises `VaeUnknown`, `PictureTooLarge`."""
         import torch
 
         height, width = pixels.shape[:2]
@@ -116,9 +116,8 @@ class DiffusersVaes:
         with self._lock, self._on_device(), torch.inference_mode():
             loaded = self._load(info)
             if (needed := height * width * loaded.pixel_bytes) > self._settings.decode_bytes:
-                raise DeviceFull(
-                    f"{height} × {width} need some {needed >> 20} MiB, more than QUIRE_DECODER_DECODE_BYTES"
-                )
+                message = f"{height} × {width} need some {needed >> 20} MiB, more than QUIRE_DECODER_DECODE_BYTES"
+                raise PictureTooLarge(message, field="body")
             tensor = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)[None].to(loaded.dtype) / 127.5 - 1
             encoded = loaded.encode(tensor[:, :, None] if loaded.kind.frames else tensor)
             latent = (encoded[:, :, 0] if loaded.kind.frames else encoded)[0]

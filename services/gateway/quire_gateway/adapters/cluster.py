@@ -255,17 +255,24 @@ class GrpcDecoders:
         return await self._ask(route.runner_address, request)
 
     async def encode(
-        self, address: str, source: RdmaTarget, length: int, weights_sha256: str, target: RdmaTarget
+        self,
+        address: str,
+        source: RdmaTarget,
+        length: int,
+        weights_sha256: str,
+        target: RdmaTarget,
+        background_rgb: int,
     ) -> EncodedPicture:
         request = decoder_pb2.EncodeLatentRequest(
             source=convert.target_to(source),
             length=length,
             weights_sha256=weights_sha256,
             target=convert.target_to(target),
+            background_rgb=background_rgb,
         )
         stub = self._stub(address)
         answer = await call(stub.EncodeLatent, request, timeout_s=self._timeout_s, again=False)
-        return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max)
+        return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max, answer.frames)
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         request = decoder_pb2.WriteBackRequest(

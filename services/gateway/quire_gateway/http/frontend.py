@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
-from quire.model.images import MEDIA_TYPES, ExpectedImage, ImageEntry
+from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.latents import encode_record
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import names
@@ -30,9 +30,11 @@ from quire_gateway.http.latent_puts import (
     METADATA,
     OF_A_PUT,
     attributes_of,
+    background_of,
     durability_of,
     flag,
     info_of,
+    is_picture,
     number,
     values_of,
 )
@@ -195,14 +197,15 @@ class ImagesFrontend:
         if encoded is not None:
             psnr_db = round(encoded.psnr_db, 2) if math.isfinite(encoded.psnr_db) else None
             answer["fidelity"] = {"psnr_db": psnr_db, "error_max": encoded.error_max}
+            answer["frames"] = encoded.frames
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
 
     async def _record_of(self, body: bytes, kind: str, query: Mapping[str, str]) -> tuple[bytes, Encoded | None]:
         """Return the latent record to store, and the loss of encoding a picture."""
         if kind == _RECORD_TYPE:
             return body, None
-        if kind in MEDIA_TYPES.values():
-            encoded = await self._pictures.encode(body, query.get("weights_sha256", ""))
+        if is_picture(kind, query, body):
+            encoded = await self._pictures.encode(body, query.get("weights_sha256", ""), background_of(query))
             return encoded.record, encoded
         values, dtype = values_of(query, body, kind)
         return await asyncio.to_thread(encode_record, values, info_of(query, values.shape, dtype)), None
@@ -249,15 +252,15 @@ class ImagesFrontend:
         claim, accept = request.get(_CLAIM), request.headers.get("Accept", "")
         query = claim.query if claim is not None else request.query.items()
         version, query = without_version(query)
+        query = list(query)
         rendering = self._parameters.read(query, accept, signed=claim is not None)
         tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
         conditions = Preconditions.of(request.headers)
         async with self._serving.turn(tenant):
             served, data = await self._images.get(tenant, image_id, rendering, conditions, version=version)
-        headers = {
-            "ETag": served.etag,
-            "Vary": "Accept",
-        } | self._for_caches(request, served.entry, immutable=bool(version))
+        headers = {"ETag": served.etag} | self._for_caches(request, served.entry, immutable=bool(version))
+        if self._parameters.negotiates(query):
+            headers["Vary"] = "Accept"
         if not data:
             return web.Response(status=304, headers=headers)
         headers |= {

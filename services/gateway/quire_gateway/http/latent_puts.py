@@ -1,23 +1,27 @@
-"""Parsing of a latent's PUT: its query, its headers, and the values in its body."""
+"""Parsing of a latent's PUT: its query, its headers, and the kind of its body."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest
+from quire.model.errors import InvalidRequest, MediaUnsupported
 from quire.model.images import ImageAttributes
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, Values, from_bytes, from_safetensors
+from quire.model.pictures import READ_FORMATS, format_of
 
 METADATA: Final = "x-quire-meta-"
 """What headers with metadata begin with."""
 PROVENANCE: Final = "X-Quire-Provenance"
 OF_A_PUT: Final = (
     *("durability", "shape", "dtype", "height", "width", "vae_scale_factor", "scaling_factor", "shift_factor"),
-    *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae", "ttl"),
+    *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae", "ttl", "background"),
 )
-"""What may be said of a latent."""
+"""What may be said of a latent, or a picture."""
+_PICTURE_TYPES: Final = (*(f"image/{name}" for name in READ_FORMATS), "image/jpg")
+_LENGTH_BYTES: Final = 8
 
 
 def attributes_of(headers: Mapping[str, str], query: Mapping[str, str]) -> ImageAttributes:
@@ -25,6 +29,38 @@ def attributes_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Image
     named_so = [(name.lower(), value) for name, value in headers.items() if name.lower().startswith(METADATA)]
     metadata = tuple(sorted((name.removeprefix(METADATA), value) for name, value in named_so))
     return ImageAttributes(1000 * number(query, "ttl", 0), metadata, headers.get(PROVENANCE, ""))
+
+
+def is_picture(kind: str, query: Mapping[str, str], body: bytes) -> bool:
+    """Whether a body is a picture: by its type, or its first bytes where the type does not tell.
+
+    Raises `MediaUnsupported` for formats that are not read, and for a body that is nothing that is stored here.
+    """
+    formats = ", ".join(READ_FORMATS)
+    if kind.startswith("image/"):
+        if kind not in _PICTURE_TYPES:
+            raise MediaUnsupported(f"{kind} is not read; pictures are {formats}", field="Content-Type")
+        return True
+    if kind == "application/octet-stream" and "shape" in query:
+        return False
+    name = format_of(body)
+    if name and name not in READ_FORMATS:
+        raise MediaUnsupported(f"{name} is not read; pictures are {formats}", field="body")
+    if not name and int.from_bytes(body[:_LENGTH_BYTES], "little") > len(body):
+        raise MediaUnsupported(
+            f"neither safetensors nor a picture ({formats}); raw values need `shape` and the type "
+            "application/octet-stream",
+            field="body",
+        )
+    return bool(name)
+
+
+def background_of(query: Mapping[str, str]) -> int:
+    """The colour behind a picture's transparent pixels, as 0xRRGGBB; black by default. Raises `InvalidRequest`."""
+    text = query.get("background", "000000")
+    if not re.fullmatch("[0-9A-Fa-f]{6}", text):
+        raise InvalidRequest(f"{text[:80]!r}; six hexadecimal digits, RRGGBB", field="background")
+    return int(text, 16)
 
 
 def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:

@@ -63,6 +63,11 @@ class Parameters:
             raise InvalidRequest(f"{parameters['dpr'][:80]!r}; there are {', '.join(_DENSITIES)}", field="dpr")
         return _rendering((self._presets[preset[0]] if preset else {}) | parameters, accept)
 
+    def negotiates(self, query: Iterable[tuple[str, str]]) -> bool:
+        """Whether `read` chooses the format by what the client accepts, since neither query nor preset names one."""
+        parameters = {_ALIASES.get(name, name): value for name, value in query}
+        return "format" not in self._presets.get(parameters.get("preset", ""), {}) | parameters
+
 
 def _rendering(parameters: Mapping[str, str], accept: str) -> Rendering:
     dpr = _value(parameters, "dpr", float, 1.0)

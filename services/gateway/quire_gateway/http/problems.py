@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quire.model.errors import QuireError, QuotaExceeded
+from quire.model.errors import MediaUnsupported, PictureTooLarge, QuireError, QuotaExceeded
 from quire.telemetry import logger
 from quire.wire.status import status_of
 from quire_gateway.errors import NotAcceptable
@@ -28,7 +28,12 @@ _OF_GRPC: Final = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406, QuotaExceeded: 507}
+_OF_ERROR: Final[dict[type[QuireError], int]] = {
+    NotAcceptable: 406,
+    PictureTooLarge: 413,
+    MediaUnsupported: 415,
+    QuotaExceeded: 507,
+}
 _TOLD: Final = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INSUFFICIENT_STORAGE)
 """Reasons of status codes above 500."""
 _RETRY_S: Final = 1

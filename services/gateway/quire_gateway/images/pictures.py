@@ -16,11 +16,15 @@ from quire_gateway.ports import Decoders
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A latent record, and how far its image is from the picture: PSNR in dB, the largest difference of a channel."""
+    """A latent record, and how far its image is from the picture: PSNR in dB, the largest difference of a channel.
+
+    `frames`: of the picture, whose first one is in the record.
+    """
 
     record: bytes
     psnr_db: float
     error_max: int
+    frames: int
 
     @property
     def metadata(self) -> tuple[str, str]:
@@ -37,7 +41,7 @@ class PictureUploads:
         self._vaes = vaes
         self._memory = memory
 
-    async def encode(self, file: bytes, weights_sha256: str) -> Encoded:
+    async def encode(self, file: bytes, weights_sha256: str, background_rgb: int) -> Encoded:
         """Encode a picture, without weights by the cluster's only VAE.
 
         Raises `InvalidRequest`, `NoDecoder`, and the decoder's errors.
@@ -48,8 +52,10 @@ class PictureUploads:
         if decoder is None:
             raise NoDecoder("no decoder with that VAE is alive", field="weights_sha256", retry_after_s=1.0)
         with self._memory.lend(file) as source, self._memory.room(RECORD_BYTES_MAX) as (target, view):
-            encoded = await self._decoders.encode(decoder.grpc_address, source, len(file), weights, target)
-            return Encoded(bytes(view[: encoded.record_bytes]), encoded.psnr_db, encoded.error_max)
+            address = decoder.grpc_address
+            encoded = await self._decoders.encode(address, source, len(file), weights, target, background_rgb)
+            record = bytes(view[: encoded.record_bytes])
+            return Encoded(record, encoded.psnr_db, encoded.error_max, encoded.frames)
 
     def _only_vae(self) -> str:
         vaes = sorted(self._vaes.by_weights)
