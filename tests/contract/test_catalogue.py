@@ -151,6 +151,21 @@ async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis
     assert await images.unused(10) == [three.record_sha256]
 
 
+@pytest.mark.parametrize("since_ms", [0, 500])
+async def test_an_image_whose_time_is_over_counts_as_none(any_redis: redis.Redis, since_ms: int) -> None:
+    """A GET said that there was none, and `If-None-Match: *` that there was one, until the entry was swept."""
+    images = Images(any_redis)
+    one = replace(_entry("cat", "1"), created_ms=1000, expires_ms=2000)
+    await images.put("", one)
+    early, late = (replace(_entry("cat", "2"), created_ms=at) for at in (1999, 2000 + since_ms))
+    with pytest.raises(ConditionFailed):
+        await images.put("", early, ExpectedImage(absent=True))
+    with pytest.raises(ConditionFailed):
+        await images.put("", late, ExpectedImage(record_sha256=one.record_sha256))
+    assert await images.put("", late, ExpectedImage(absent=True)) == one, "its record is used once less"
+    assert await images.expired(10_000, 10) == [] and await images.get("", "cat") == late
+
+
 @pytest.mark.parametrize("used", [True, False])
 async def test_a_record_beyond_the_quota_is_unused_unless_an_image_has_it(any_redis: redis.Redis, used: bool) -> None:
     class Full:

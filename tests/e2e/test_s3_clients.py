@@ -2,83 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import boto3
-import numpy as np
 import obstore
 import pytest
 import s3fs
-import trustme
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from obstore.store import S3Store
 from yarl import URL
 
-from quire.client import QuireClient
-from quire.model.durability import Durability
-from quire.model.hashing import Namespace
-from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
-from quire_server.redis import AccessKeys, connect
-from quire_server.redis.keys.access import AccessGrant, AccessLevel
-from quire_tools.local import LocalCluster
-from quire_tools.local.ports import free_ports
+from tests.e2e.s3_place import Place, boto, refused, s3_place
 
-LAYOUT = KvLayout(4, 16, 2, 64, Dtype.FP16)
-SPACE = Namespace("m", "1", LAYOUT)
 MANY = 2500
 LARGE = 64 << 20
 HARD_KEY = "a dir/ü+&=%25?'\"~.txt"
 
 
-@dataclass(frozen=True)
-class Place:
-    """An endpoint with a key, and what lies there already."""
-
-    http: str
-    https: str
-    ca: Path
-    key: str
-    secret: str
-    chunk_key: str
-    chunk: bytes
-
-    def url(self, tls: bool) -> str:
-        return self.https if tls else self.http
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder: Path = tmp_path_factory.mktemp("s3")
-    chain, private, trusted = folder / "chain.pem", folder / "key.pem", folder / "ca.pem"
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(str(private))
-    authority.cert_pem.write_to_path(str(trusted))
-    port = free_ports(1)[0]
-    settings = {
-        "QUIRE_GATEWAY_S3_TLS_LISTEN": f"127.0.0.1:{port}",
-        "QUIRE_GATEWAY_TLS_CERT": str(chain),
-        "QUIRE_GATEWAY_TLS_KEY": str(private),
-        "QUIRE_GATEWAY_S3_DOMAIN": "localhost",
-    }
-    with LocalCluster(folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
-        access, name, chunk = asyncio.run(_prepare(cluster))
-        here = Place(f"http://{cluster.s3_address}", f"https://127.0.0.1:{port}", trusted, *access, name, chunk)
-        client = _boto(here, tls=False)
+    with s3_place(tmp_path_factory.mktemp("s3")) as endpoint:
+        client = boto(endpoint, tls=False)
         client.create_bucket(Bucket="many")
         with ThreadPoolExecutor(8) as threads:
 
@@ -86,41 +40,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 return client.put_object(Bucket="many", Key=key, Body=b"x")
 
             list(threads.map(put, _many()))
-        yield here
-
-
-async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
-    """A key, and a KV chunk in the object tier."""
-    redis = connect(cluster.redis_url)
-    keys = AccessKeys(redis, cluster.secret.encode())
-    key = await keys.create("alice", (AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.READ),))
-    await redis.aclose()
-    chunks = ChunkKeys(hashlib.sha256(b"a chunk").digest())
-    async with QuireClient(cluster.gateway_address) as client:
-        buffer = client.allocate(LAYOUT.chunk_bytes)
-        assert buffer.view is not None
-        buffer.view[:] = np.random.default_rng(1).integers(0, 256, buffer.length, dtype=np.uint8)
-        session = await client.store(SPACE, chunks, 0, buffer, durability=Durability.OBJECT)
-        for layer in range(LAYOUT.num_layers):
-            session.layer_produced(layer)
-        await session.finish()
-        return (key.name, keys.secret(key)), f"{SPACE.tag.hex()}/{chunks.at(0).hex()}", buffer.view.tobytes()
+        yield endpoint
 
 
 def _many() -> list[str]:
     return [f"{number % 5}/{number:05}" for number in range(MANY)]
-
-
-def _boto(place: Place, tls: bool, **config: Any) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=place.url(tls),
-        aws_access_key_id=place.key,
-        aws_secret_access_key=place.secret,
-        region_name="us-east-1",
-        verify=str(place.ca) if tls else None,
-        config=Config(retries={"max_attempts": 1}, s3={"addressing_style": "path"}, **config),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +62,7 @@ def _digest(path: Path) -> str:
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])
 def test_boto3_checksums(place: Place, tls: bool, checksum: str) -> None:
     """In a header over http, in a trailer of a chunked body over https; kept, and given back."""
-    client, bucket = _boto(place, tls), f"sums-{checksum.lower()}-{tls:d}"
+    client, bucket = boto(place, tls), f"sums-{checksum.lower()}-{tls:d}"
     client.create_bucket(Bucket=bucket)
     body = os.urandom(100_000)
     put = client.put_object(Bucket=bucket, Key="a", Body=body, ChecksumAlgorithm=checksum)
@@ -155,7 +79,7 @@ def test_boto3_checksums(place: Place, tls: bool, checksum: str) -> None:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
 def test_boto3(place: Place, tls: bool, large: Path, tmp_path: Path) -> None:
-    client, bucket = _boto(place, tls), f"boto-{tls:d}"
+    client, bucket = boto(place, tls), f"boto-{tls:d}"
     client.create_bucket(Bucket=bucket)
     body = os.urandom(3000)
     client.put_object(Bucket=bucket, Key=HARD_KEY, Body=body, Metadata={"mark": "ü?"[1:]}, ContentType="text/x")
@@ -165,7 +89,7 @@ def test_boto3(place: Place, tls: bool, large: Path, tmp_path: Path) -> None:
     for wanted, expected in (("bytes=0-9", body[:10]), ("bytes=2990-", body[2990:]), ("bytes=-7", body[-7:])):
         assert client.get_object(Bucket=bucket, Key=HARD_KEY, Range=wanted)["Body"].read() == expected
     for wanted in ("bytes=3000-", "bytes=-0"):
-        _refused(client.get_object, "InvalidRange", Bucket=bucket, Key=HARD_KEY, Range=wanted)
+        refused(client.get_object, "InvalidRange", Bucket=bucket, Key=HARD_KEY, Range=wanted)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket="many", PaginationConfig={"PageSize": 700})
     assert [each["Key"] for page in pages for each in page["Contents"]] == sorted(_many())
     folders = client.list_objects_v2(Bucket="many", Delimiter="/", MaxKeys=3)
@@ -182,33 +106,27 @@ def test_boto3(place: Place, tls: bool, large: Path, tmp_path: Path) -> None:
     client.copy_object(Bucket=bucket, Key="copy", CopySource={"Bucket": bucket, "Key": "large"})
     assert client.head_object(Bucket=bucket, Key="copy")["ContentLength"] == LARGE
 
-    _refused(client.get_object, "AccessDenied", Bucket="quire-latents", Key="x")
+    refused(client.get_object, "AccessDenied", Bucket="quire-latents", Key="x")
     chunk = client.get_object(Bucket="quire-kv", Key=place.chunk_key)["Body"].read()
     assert chunk[: len(place.chunk)] == place.chunk
-    _refused(client.delete_bucket, "BucketNotEmpty", Bucket=bucket)
+    refused(client.delete_bucket, "BucketNotEmpty", Bucket=bucket)
     deleted = client.delete_objects(
         Bucket=bucket, Delete={"Objects": [{"Key": key} for key in (HARD_KEY, "large", "copy", "never")]}
     )
     assert len(deleted["Deleted"]) == 4 and "Errors" not in deleted
     client.delete_bucket(Bucket=bucket)
-    _refused(client.list_objects_v2, "NoSuchBucket", Bucket=bucket)
-
-
-def _refused(method: Any, code: str, **arguments: Any) -> None:
-    with pytest.raises(Exception) as failed:
-        method(**arguments)
-    assert failed.value.response["Error"]["Code"] == code  # type: ignore[attr-defined]
+    refused(client.list_objects_v2, "NoSuchBucket", Bucket=bucket)
 
 
 def test_conditions_and_multipart(place: Place) -> None:
-    client = _boto(place, tls=False)
+    client = boto(place, tls=False)
     client.create_bucket(Bucket="conditions")
     at = {"Bucket": "conditions", "Key": "k"}
     etag = client.put_object(**at, Body=b"one", IfNoneMatch="*")["ETag"]
-    _refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfNoneMatch="*")
-    _refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfMatch='"nonsense"')
-    _refused(client.get_object, "PreconditionFailed", **at, IfMatch='"nonsense"')
-    _refused(client.get_object, "304", **at, IfNoneMatch=etag)
+    refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfNoneMatch="*")
+    refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfMatch='"nonsense"')
+    refused(client.get_object, "PreconditionFailed", **at, IfMatch='"nonsense"')
+    refused(client.get_object, "304", **at, IfNoneMatch=etag)
     client.put_object(**at, Body=b"two", IfMatch=etag)
     with ThreadPoolExecutor(8) as threads:
 
@@ -230,7 +148,7 @@ def test_conditions_and_multipart(place: Place) -> None:
         "Key": "m",
         "UploadId": client.create_multipart_upload(Bucket="conditions", Key="m")["UploadId"],
     }
-    _refused(
+    refused(
         client.complete_multipart_upload,
         "InvalidPart",
         **upload,
@@ -238,8 +156,8 @@ def test_conditions_and_multipart(place: Place) -> None:
     )
     tags = {number: client.upload_part(**upload, PartNumber=number, Body=b"z" * 100)["ETag"] for number in (1, 2)}
     parts = [{"PartNumber": number, "ETag": tag} for number, tag in tags.items()]
-    _refused(client.complete_multipart_upload, "EntityTooSmall", **upload, MultipartUpload={"Parts": parts})
-    _refused(client.complete_multipart_upload, "InvalidPartOrder", **upload, MultipartUpload={"Parts": parts[::-1]})
+    refused(client.complete_multipart_upload, "EntityTooSmall", **upload, MultipartUpload={"Parts": parts})
+    refused(client.complete_multipart_upload, "InvalidPartOrder", **upload, MultipartUpload={"Parts": parts[::-1]})
     assert [part["PartNumber"] for part in client.list_parts(**upload)["Parts"]] == [1, 2]
     assert len(client.list_multipart_uploads(Bucket="conditions")["Uploads"]) == 1
     others = [client.create_multipart_upload(Bucket="conditions", Key=f"more/{at // 2}")["UploadId"] for at in range(5)]
@@ -252,25 +170,25 @@ def test_conditions_and_multipart(place: Place) -> None:
     client.upload_part_copy(
         **upload, PartNumber=3, CopySource={"Bucket": "many", "Key": _many()[0]}, CopySourceRange="bytes=0-0"
     )
-    _refused(client.delete_bucket, "BucketNotEmpty", Bucket="conditions")
+    refused(client.delete_bucket, "BucketNotEmpty", Bucket="conditions")
     client.abort_multipart_upload(**upload)
-    _refused(client.list_parts, "NoSuchUpload", **upload)
-    _refused(client.get_object_tagging, "NotImplemented", **at)
+    refused(client.list_parts, "NoSuchUpload", **upload)
+    refused(client.get_object_tagging, "NotImplemented", **at)
     assert client.get_bucket_location(Bucket="conditions")["LocationConstraint"] is None
 
 
 def test_as_other_servers_do_it(place: Place) -> None:
     """Where clients rely on what AWS, Ceph and MinIO do."""
-    client = _boto(place, tls=False)
+    client = boto(place, tls=False)
     client.create_bucket(Bucket="others")
     client.create_bucket(Bucket="others")  # in us-east-1 one's own bucket can be created again
     assert client.get_bucket_location(Bucket="others")["LocationConstraint"] is None
     for name in ("a.-b", "a-.b", "a..b"):
-        _refused(client.create_bucket, "InvalidBucketName", Bucket=name)
+        refused(client.create_bucket, "InvalidBucketName", Bucket=name)
 
     at = {"Bucket": "others", "Key": "k"}
     etag = client.put_object(**at, Body=b"one")["ETag"]
-    _refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfNoneMatch=etag)
+    refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfNoneMatch=etag)
     client.put_object(**at, Body=b"two", IfNoneMatch='"another"')
     assert client.get_object(**at)["Body"].read() == b"two"
 
@@ -281,7 +199,7 @@ def test_as_other_servers_do_it(place: Place) -> None:
     source = {"Bucket": "many", "Key": _many()[0]}
     for span in ("bytes=0-1", "bytes=1-1", "bytes=0-", "bytes=-1", "0-0"):
         copied = {"PartNumber": 3, "CopySource": source, "CopySourceRange": span}
-        _refused(client.upload_part_copy, "InvalidArgument", **upload, **copied)
+        refused(client.upload_part_copy, "InvalidArgument", **upload, **copied)
     chosen = [{"PartNumber": number, "ETag": parts[number]} for number in sorted(parts)]
     done = [client.complete_multipart_upload(**upload, MultipartUpload={"Parts": chosen})["ETag"] for _ in range(2)]
     assert done[0] == done[1]
@@ -294,9 +212,9 @@ def test_as_other_servers_do_it(place: Place) -> None:
             {"Grantee": policy["Owner"] | {"Type": "CanonicalUser"}, "Permission": "FULL_CONTROL"}
         ]
     client.put_object(**at, Body=b"three", ACL="private")
-    _refused(client.put_object, "NotImplemented", **at, Body=b"four", ACL="public-read")
-    _refused(client.put_object_acl, "NotImplemented", **at, ACL="public-read")
-    _refused(client.put_bucket_acl, "NotImplemented", Bucket="others", GrantRead="id=1")
+    refused(client.put_object, "NotImplemented", **at, Body=b"four", ACL="public-read")
+    refused(client.put_object_acl, "NotImplemented", **at, ACL="public-read")
+    refused(client.put_bucket_acl, "NotImplemented", Bucket="others", GrantRead="id=1")
 
     odd = ["\n", "a b", "a%20b", "ü/+", "<&>"]
     for key in odd:
@@ -319,14 +237,14 @@ def test_as_other_servers_do_it(place: Place) -> None:
         client.delete_objects(Bucket="others", Delete={"Objects": [{"Key": key}]})
     client.create_multipart_upload(Bucket="others", Key="never finished")
     client.delete_bucket(Bucket="others")
-    _refused(client.list_objects_v2, "NoSuchBucket", Bucket="others")
+    refused(client.list_objects_v2, "NoSuchBucket", Bucket="others")
 
 
 _AGAIN = ((1, b"first"), (2, b"again"), (1, b"a" * (5 << 20)))
 
 
 async def test_presigned_urls_out_of_their_time(place: Place) -> None:
-    client = _boto(place, tls=False, signature_version="s3v4")
+    client = boto(place, tls=False, signature_version="s3v4")
     url = client.generate_presigned_url("get_object", Params={"Bucket": "many", "Key": _many()[0]}, ExpiresIn=300)
     async with aiohttp.ClientSession() as session:
 
@@ -354,7 +272,7 @@ async def test_obstore(place: Place, large: Path) -> None:
             virtual_hosted_style_request=False,
         )
 
-    _boto(place, tls=False).create_bucket(Bucket="obstore")
+    boto(place, tls=False).create_bucket(Bucket="obstore")
     mine = store("obstore")
     await obstore.put_async(mine, "a/b.txt", b"0123456789")
     assert bytes(await obstore.get_range_async(mine, "a/b.txt", start=2, end=5)) == b"234"
@@ -458,7 +376,7 @@ def test_rclone(place: Place, large: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_with_presigned_urls(place: Place, large: Path, tmp_path: Path) -> None:
-    client = _boto(place, tls=False, signature_version="s3v4")
+    client = boto(place, tls=False, signature_version="s3v4")
     client.create_bucket(Bucket="curl")
 
     def signed(method: str, **parameters: str) -> str:

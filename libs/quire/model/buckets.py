@@ -53,7 +53,8 @@ class Blob:
 class StoredObject:
     """An object of a bucket. `etag` without quotes; `headers` and `metadata` as the client gave them.
 
-    `checksums` by algorithm, base64, of the whole object; empty if unknown.
+    `checksums` by algorithm, base64, of the whole object; empty if unknown. With a number of parts behind a hyphen they
+    are of the parts' checksums.
     """
 
     key: str
@@ -83,21 +84,28 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class MultipartUpload:
-    """A multipart upload that is under way."""
+    """A multipart upload that is under way.
+
+    `algorithm`: of the object's checksum, in lower case; "" for none. `whole`: it is of the object's bytes, else of its
+    parts' checksums.
+    """
 
     key: str
     upload_id: str
     started_s: float
     headers: Mapping[str, str]
     metadata: Mapping[str, str]
+    algorithm: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
-    """A part of an upload."""
+    """A part of an upload. `checksums` by algorithm, base64."""
 
     number: int
     etag: str
     size: int
     modified_s: float
     blobs: tuple[Blob, ...]
+    checksums: Mapping[str, str] = field(default_factory=dict)

@@ -36,6 +36,8 @@ class Images:
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage = _ANYTHING) -> ImageEntry | None:
         """Catalogue an image; the one of that id before, whose record is now used once less (`release` it).
 
+        One whose time was over when the image was created counts as none for `expected`.
+
         Raises `ConditionFailed`: nothing has changed.
         """
         packed = _pack(entry)
@@ -45,7 +47,7 @@ class Images:
                 keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _CHARGED],
                 args=[
                     *(entry.image_id, packed, entry.record_name, int(expected.absent), expected.record_sha256),
-                    *(_member(tenant, entry.image_id), entry.expires_ms, tenant),
+                    *(_member(tenant, entry.image_id), entry.expires_ms, tenant, entry.created_ms),
                 ],
             )
         if previous == 0:

@@ -21,7 +21,14 @@ from quire.model.buckets import (
 )
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.connection import metadata_errors
-from quire_server.redis.s3.packed_objects import pack, pack_part, unpack, unpack_part
+from quire_server.redis.s3.packed_objects import (
+    pack,
+    pack_part,
+    pack_upload,
+    unpack,
+    unpack_part,
+    unpack_upload,
+)
 from quire_server.redis.scripts import script
 
 
@@ -191,27 +198,20 @@ class S3Buckets:
 
     async def start_upload(self, tenant: str, bucket: str, upload: MultipartUpload) -> bool:
         """Whether the bucket is there."""
-        raw = cbor2.dumps([upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)])
         keys = [_of(tenant, bucket, name) for name in ("uploads", "about", "objects", "charged")]
         async with metadata_errors():
-            return bool(await self._start_upload(keys=keys, args=[upload.upload_id, raw]))
+            return bool(await self._start_upload(keys=keys, args=[upload.upload_id, pack_upload(upload)]))
 
     async def upload(self, tenant: str, bucket: str, upload_id: str) -> MultipartUpload | None:
         async with metadata_errors():
             raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "uploads"), upload_id))
-        if raw is None:
-            return None
-        key, started_s, headers, metadata = cbor2.loads(raw)
-        return MultipartUpload(key, upload_id, started_s, headers, metadata)
+        return unpack_upload(upload_id, raw) if raw is not None else None
 
     async def uploads(self, tenant: str, bucket: str) -> list[MultipartUpload]:
         """Return them in order of key and time."""
         async with metadata_errors():
             rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "uploads")))
-        uploads = []
-        for upload_id, raw in rows.items():
-            key, started_s, headers, metadata = cbor2.loads(raw)
-            uploads.append(MultipartUpload(key, upload_id.decode(), started_s, headers, metadata))
+        uploads = [unpack_upload(upload_id.decode(), raw) for upload_id, raw in rows.items()]
         return sorted(uploads, key=lambda upload: (upload.key, upload.started_s))
 
     async def stale_uploads(self, tenant: str, bucket: str, before_s: float) -> list[str]:
@@ -219,8 +219,7 @@ class S3Buckets:
         stale = []
         async with metadata_errors():
             async for upload_id, raw in self._client.hscan_iter(_of(tenant, bucket, "uploads"), count=_UPLOADS_AT_ONCE):
-                _, started_s, *_ = cbor2.loads(raw)
-                if started_s < before_s:
+                if unpack_upload("", raw).started_s < before_s:
                     stale.append(upload_id.decode())
         return stale
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cbor2
 
-from quire.model.buckets import Blob, StoredObject, UploadPart
+from quire.model.buckets import Blob, MultipartUpload, StoredObject, UploadPart
 
 
 def pack(entry: StoredObject) -> bytes:
@@ -41,13 +41,30 @@ def unpack(key: str, raw: bytes) -> StoredObject:
 
 def pack_part(part: UploadPart) -> bytes:
     """Pack a part as `pack` does an object."""
-    rest = cbor2.dumps([part.size, part.modified_s, [blob.size for blob in part.blobs]])
+    about: list[object] = [part.size, part.modified_s, [blob.size for blob in part.blobs]]
+    if part.checksums:  # the release before reads three fields
+        about.append(dict(part.checksums))
+    rest = cbor2.dumps(about)
     return f"{part.etag}\n{' '.join(blob.name for blob in part.blobs)}\n".encode() + rest
 
 
 def unpack_part(number: int, raw: bytes) -> UploadPart:
     """Unpack the part of that number."""
     etag, names, rest = raw.split(b"\n", 2)
-    size, modified_s, sizes = cbor2.loads(rest)
+    size, modified_s, sizes, *checksums = cbor2.loads(rest)
     blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
-    return UploadPart(number, etag.decode(), size, modified_s, blobs)
+    return UploadPart(number, etag.decode(), size, modified_s, blobs, *checksums)
+
+
+def pack_upload(upload: MultipartUpload) -> bytes:
+    """Pack an upload, without its id."""
+    about: list[object] = [upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)]
+    if upload.algorithm:  # the release before reads four fields
+        about += [upload.algorithm, upload.whole]
+    return cbor2.dumps(about)
+
+
+def unpack_upload(upload_id: str, raw: bytes) -> MultipartUpload:
+    """Unpack the upload of that id."""
+    key, started_s, headers, metadata, *checksum = cbor2.loads(raw)
+    return MultipartUpload(key, upload_id, started_s, headers, metadata, *checksum)

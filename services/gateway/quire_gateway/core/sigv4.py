@@ -78,7 +78,11 @@ def read_claim(request: Request) -> Claim | None:
     if fields:
         return _presigned(request, fields)
     if authorization.startswith("AWS ") or "AWSAccessKeyId=" in request.query:
-        raise S3Error("InvalidRequest", f"The authorization mechanism is not supported. Please use {ALGORITHM}.")
+        raise S3Error(
+            "InvalidRequest",
+            f"Signature Version 2 is not supported. Please use {ALGORITHM}; in boto3 and s3fs that is "
+            'Config(signature_version="s3v4")',
+        )
     if not authorization:
         return None
     matched = _AUTHORIZATION.fullmatch(authorization)

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
+from quire_gateway.s3.checksums import BodyChecks, kind_of, of_parts
 from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
 
@@ -30,6 +31,50 @@ class Described:
 
     headers: Mapping[str, str]
     metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedObject:
+    """What a client says of the object that its parts make.
+
+    Attributes:
+        size: Bytes; None if it says nothing.
+        parts: Checksums of parts, by their numbers and by algorithm, base64.
+        checksums: Of the object, by algorithm.
+        checksum_type: `COMPOSITE`, `FULL_OBJECT`, or "".
+    """
+
+    size: int | None = None
+    parts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+
+    def check_parts(self, parts: Sequence[UploadPart]) -> None:
+        """Raises `S3Error` for a part with another checksum."""
+        for part in parts:
+            for name, value in self.parts.get(part.number, {}).items():
+                if part.checksums.get(name) != value:
+                    raise S3Error("InvalidPart", f"Part {part.number} has another {name.upper()}, or none")
+
+    def check(self, entry: StoredObject) -> None:
+        """Raises `S3Error` for an object of another size or checksum."""
+        if self.size is not None and entry.size != self.size:
+            raise S3Error("InvalidRequest", f"The parts have {entry.size} bytes, x-amz-mp-object-size is {self.size}")
+        if self.checksum_type and self.checksum_type.upper() != kind_of(entry.checksums):
+            raise S3Error("InvalidRequest", f"The upload's checksum type is {kind_of(entry.checksums)}")
+        for name, value in self.checksums.items():
+            if name not in entry.checksums:
+                raise S3Error("InvalidRequest", f"The upload was created without {name.upper()}")
+            if value.partition("-")[0] != entry.checksums[name].partition("-")[0]:
+                raise S3Error("BadDigest", f"The {name.upper()} you specified did not match the calculated checksum.")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedObject:
+    """ETag and checksums of an object that was made of parts."""
+
+    etag: str
+    checksums: Mapping[str, str]
 
 
 class Backend(Protocol):
@@ -151,9 +196,12 @@ class ObjectBackend:
 
     # ---- multipart
 
-    async def start_upload(self, key: str, described: Described) -> str:
-        upload_id = self._blobs.new_name()
-        upload = MultipartUpload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
+    async def start_upload(self, key: str, described: Described, algorithm: str = "", whole: bool = False) -> str:
+        """`algorithm`, `whole`: see `MultipartUpload`."""
+        upload_id, now_s = self._blobs.new_name(), self._clock.now_ms() / 1e3
+        upload = MultipartUpload(
+            key, upload_id, now_s, described.headers, described.metadata, algorithm=algorithm, whole=whole
+        )
         async with self._room(0):
             if not await self._buckets.start_upload(*self._at, upload):
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
@@ -170,56 +218,65 @@ class ObjectBackend:
     async def uploads(self) -> list[MultipartUpload]:
         return await self._buckets.uploads(*self._at)
 
-    async def parts(self, key: str, upload_id: str) -> list[UploadPart]:
-        """Return the parts of an upload, by number. Raises `S3Error` NoSuchUpload."""
-        _, parts = await self._upload_and_parts(key, upload_id)
-        return sorted(parts.values(), key=lambda part: part.number)
+    async def parts(self, key: str, upload_id: str) -> tuple[MultipartUpload, list[UploadPart]]:
+        """Return an upload, and its parts by number. Raises `S3Error` NoSuchUpload."""
+        upload, parts = await self._upload_and_parts(key, upload_id)
+        return upload, sorted(parts.values(), key=lambda part: part.number)
 
     async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> UploadPart:
-        await self.upload(key, upload_id)
+        """Store a part; it has a checksum of the upload's algorithm, whether the client has sent one or not."""
+        body.keep_checksum((await self.upload(key, upload_id)).algorithm)
         async with self._room(body.length):
             blobs = await self._write(body)
-            etag, _ = await self._finished(body, blobs)
-            return await self._commit_part(upload_id, number, etag, blobs)
+            etag, checksums = await self._finished(body, blobs)
+            return await self._commit_part(upload_id, number, etag, checksums, blobs)
 
     async def copy_part(
         self, key: str, upload_id: str, number: int, size: int, pieces: AsyncIterator[memoryview]
     ) -> UploadPart:
         """A part of that size out of what another object has."""
-        await self.upload(key, upload_id)
+        checks = BodyChecks({}, "")
+        checks.keep((await self.upload(key, upload_id)).algorithm)
         async with self._room(size):
-            digest = hashlib.md5(usedforsecurity=False)
             blobs = []
             async for piece in pieces:
-                await asyncio.to_thread(digest.update, piece)
+                await asyncio.to_thread(checks.update, piece)
                 written = await self._write_blob(piece)
                 blobs.append(written)
-            return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
+            return await self._commit_part(upload_id, number, *checks.finish({}), blobs)
 
     async def was_completed(self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]]) -> bool:
         """Whether the upload has become this object, of these parts, already: conditions were looked at then."""
         return await self._buckets.completed(*self._at, upload_id) == (key, _etag_of_parts(part_names))
 
     async def complete(
-        self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], expected: str, size: int | None = None
-    ) -> str:
-        """The ETag of the object of these parts: nothing is copied. Raises `S3Error`.
+        self,
+        key: str,
+        upload_id: str,
+        part_names: Sequence[tuple[int, str]],
+        expected: str,
+        told: ExpectedObject | None = None,
+    ) -> CompletedObject:
+        """Make the object of these parts: nothing is copied. Raises `S3Error`.
 
-        An upload that was completed with the same parts before answers as it did then. `size`: that the client expects
-        of the object, in bytes.
+        An upload that was completed with the same parts before answers as it did then. `told`: what the client says of
+        the object.
         """
         if [number for number, _ in part_names] != sorted({number for number, _ in part_names}):
             raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
         etag = _etag_of_parts(part_names)
         try:
             entry, chosen = await self._object_of(key, upload_id, part_names, etag)
-            if size is not None and entry.size != size:
-                raise S3Error("InvalidRequest", f"The parts have {entry.size} bytes, x-amz-mp-object-size is {size}")
+            if told is not None:
+                told.check_parts(chosen)
+                told.check(entry)
             _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
         except S3Error as error:
             if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):
                 raise
-        return etag
+            present = await self.head(key)
+            return CompletedObject(etag, present.checksums if present is not None and present.etag == etag else {})
+        return CompletedObject(etag, entry.checksums)
 
     async def _object_of(
         self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], etag: str
@@ -235,9 +292,18 @@ class ObjectBackend:
         if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
             raise S3Error("EntityTooSmall", "All parts but the last have 5 MiB at least")
         size, blobs = sum(part.size for part in chosen), tuple(blob for part in chosen for blob in part.blobs)
-        modified_s = self._clock.now_ms() / 1e3
+        checksums = {}
+        if upload.algorithm and all(upload.algorithm in part.checksums for part in chosen):
+            checksums = {upload.algorithm: of_parts(upload.algorithm, upload.whole, chosen)}
         return StoredObject(
-            key, etag, size=size, modified_s=modified_s, blobs=blobs, headers=upload.headers, metadata=upload.metadata
+            key,
+            etag,
+            size=size,
+            modified_s=self._clock.now_ms() / 1e3,
+            blobs=blobs,
+            headers=upload.headers,
+            metadata=upload.metadata,
+            checksums=checksums,
         ), chosen
 
     async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[MultipartUpload, dict[int, UploadPart]]:
@@ -296,9 +362,11 @@ class ObjectBackend:
             await self._abandon(entry.blobs)
         _check(outcome)
 
-    async def _commit_part(self, upload_id: str, number: int, etag: str, blobs: Sequence[Blob]) -> UploadPart:
+    async def _commit_part(
+        self, upload_id: str, number: int, etag: str, checksums: Mapping[str, str], blobs: Sequence[Blob]
+    ) -> UploadPart:
         now_ms = self._clock.now_ms()
-        part = UploadPart(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs))
+        part = UploadPart(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs), checksums)
         outcome = await self._buckets.put_part(*self._at, upload_id, part, now_ms)
         if outcome is not CommitOutcome.COMMITTED:
             await self._abandon(blobs)

@@ -37,6 +37,10 @@ class Body:
         self._framing = framing
         self.size = 0
 
+    def keep_checksum(self, algorithm: str) -> None:
+        """Have `finish` return this one, too; "" for none. Raises `S3Error` if the client has declared another one."""
+        self._checks.keep(algorithm)
+
     async def pieces(self, piece_bytes: int) -> AsyncIterator[bytes]:
         """Payload, in pieces of `piece_bytes` but for the last; none for an empty body. Raises `S3Error`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -162,19 +162,19 @@ class BucketRequests:
         )
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
-        """ListMultipartUploads. Without a delimiter."""
-        if call.query.get("delimiter"):
-            raise S3Error("NotImplemented", "ListMultipartUploads with a delimiter is not implemented here")
+        """ListMultipartUploads."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
+        delimiter = call.query.get("delimiter", "")
         marker = call.query.get("key-marker", ""), call.query.get("upload-id-marker", "")
         limit = min(call.number("max-uploads", _MAX_KEYS, 0, (1 << 31) - 1), _MAX_KEYS)
         uploads = sorted(
             (item for item in await backend.uploads() if item.key.startswith(prefix) and _is_after(item, *marker)),
             key=lambda item: (item.key, item.upload_id),
         )
-        page, truncated = uploads[:limit], bool(limit) and len(uploads) > limit
+        groups = _grouped(uploads, prefix, delimiter, marker[0])
+        page, truncated = groups[:limit], bool(limit) and len(groups) > limit
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
             ("KeyMarker", xml.encoded(marker[0], encoding)),
@@ -184,13 +184,21 @@ class BucketRequests:
             ("IsTruncated", str(truncated).lower()),
         ]
         if truncated and page:
-            children.append(("NextKeyMarker", xml.encoded(page[-1].key, encoding)))
-            children.append(("NextUploadIdMarker", page[-1].upload_id))
+            last = page[-1]
+            children.append(("NextKeyMarker", xml.encoded(last if isinstance(last, str) else last.key, encoding)))
+            children.append(("NextUploadIdMarker", "" if isinstance(last, str) else last.upload_id))
+        if delimiter:
+            children.append(("Delimiter", xml.encoded(delimiter, encoding)))
         if encoding:
             children.append(("EncodingType", encoding))
-        for upload in page:
-            about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
-            children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
+        for group in page:
+            if isinstance(group, str):
+                children.append(("CommonPrefixes", [("Prefix", xml.encoded(group, encoding))]))
+                continue
+            about = [("Key", xml.encoded(group.key, encoding)), ("UploadId", group.upload_id)]
+            if group.algorithm:
+                about.append(("ChecksumAlgorithm", group.algorithm.upper()))
+            children.append(("Upload", [*about, ("Initiated", xml.stamp(group.started_s))]))
         return xml_answer(xml.document("ListMultipartUploadsResult", children))
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
@@ -243,6 +251,19 @@ class _Asked:
 def _is_after(upload: MultipartUpload, key: str, upload_id: str) -> bool:
     """Whether an upload follows the markers of ListMultipartUploads, the second of which is optional."""
     return upload.key > key or (bool(upload_id) and upload.key == key and upload.upload_id > upload_id)
+
+
+def _grouped(
+    uploads: Sequence[MultipartUpload], prefix: str, delimiter: str, marker: str
+) -> list[MultipartUpload | str]:
+    """Put the prefix up to a delimiter in place of the uploads that have it, unless `marker` is that prefix."""
+    groups: list[MultipartUpload | str] = []
+    for upload in uploads:
+        end = upload.key.find(delimiter, len(prefix)) if delimiter else -1
+        group = upload.key[: end + len(delimiter)] if end >= 0 else upload
+        if group != marker and group not in groups[-1:]:
+            groups.append(group)
+    return groups
 
 
 def _asked(call: Call) -> _Asked:

@@ -103,10 +103,10 @@ class Call:
         """Content headers and user metadata. Raises `S3Error` MetadataTooLarge."""
         headers = {name: self.header(name) for name in _KEPT if self.header(name)}
         if "content-encoding" in headers:
-            encodings = [encoding.strip() for encoding in headers["content-encoding"].split(",")]
-            encodings = [encoding for encoding in encodings if encoding.lower() != "aws-chunked"]
-            headers["content-encoding"] = ",".join(encodings)
-            if not encodings:
+            encodings = headers["content-encoding"].split(",")
+            kept = [encoding for encoding in encodings if encoding.strip().lower() != "aws-chunked"]
+            headers["content-encoding"] = ",".join(kept).strip()
+            if not kept:
                 del headers["content-encoding"]
         metadata: dict[str, str] = {}
         for name, value in self.http.headers.items():
@@ -118,8 +118,20 @@ class Call:
                 raise S3Error("MetadataTooLarge", f"Your {kind} have more than {METADATA_BYTES_MAX} bytes")
         return Described(headers, metadata)
 
-    def body(self) -> Body:
-        """Not read yet. Raises `S3Error` for a length or a framing that cannot be."""
+    @property
+    def checksums(self) -> dict[str, str]:
+        """`x-amz-checksum-` headers by algorithm."""
+        return {
+            name.lower().removeprefix(PREFIX): value
+            for name, value in self.http.headers.items()
+            if name.lower().startswith(PREFIX) and name.lower() not in (f"{PREFIX}type", f"{PREFIX}algorithm")
+        }
+
+    def body(self, *, checked: bool = True) -> Body:
+        """Not read yet. Raises `S3Error` for a length or a framing that cannot be.
+
+        `checked`: the checksum in the headers is that of the body.
+        """
         mode = self.caller.payload_hash
         framing = None
         length_header = self.header("Content-Length")
@@ -133,11 +145,7 @@ class Call:
         length = int(length_header) if len(length_header) < 16 else BODY_BYTES_MAX + 1
         if length > BODY_BYTES_MAX:
             raise S3Error("EntityTooLarge", f"Your proposed upload exceeds the maximum of {BODY_BYTES_MAX} bytes")
-        declared = {
-            name.lower().removeprefix(PREFIX): value
-            for name, value in self.http.headers.items()
-            if name.lower().startswith(PREFIX) and name.lower() not in (f"{PREFIX}type", f"{PREFIX}algorithm")
-        }
+        declared = self.checksums if checked else {}
         trailer = self.header("x-amz-trailer").lower()
         if trailer and (framing is None or not mode.endswith("TRAILER") or not trailer.startswith(PREFIX)):
             raise S3Error("MalformedTrailerError", f"x-amz-trailer: {trailer[:80]} does not fit the request")
@@ -146,11 +154,11 @@ class Call:
         content: Any = self.http.content
         return Body(content, length, checks, framing)
 
-    async def xml(self) -> bytes:
-        """A small body, checked."""
+    async def xml(self, *, checked: bool = True) -> bytes:
+        """A small body. `checked`: the checksum in the headers is its own."""
         if not self.http.can_read_body:
             return b""
-        body = self.body()
+        body = self.body(checked=checked)
         await self.go_on()
         raw = await body.whole(XML_BYTES_MAX)
         body.finish()

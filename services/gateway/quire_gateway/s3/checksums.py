@@ -1,4 +1,7 @@
-"""Checks of a body before it is kept: its length, its digests, and the client's declarations of these."""
+"""Checks of a body before it is kept: its length, its digests, and the client's declarations of these.
+
+And the checksum of an object that is made of parts: of its bytes, or of its parts' checksums.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from awscrt import checksums as crt
 
+from quire.model.buckets import UploadPart
 from quire_gateway.core.s3_errors import S3Error
 
 PREFIX: Final = "x-amz-checksum-"
+COMPOSITE, FULL_OBJECT = "COMPOSITE", "FULL_OBJECT"
 
 
 class _Sum(Protocol):
@@ -43,6 +48,12 @@ _MAKE: Final[Mapping[str, Callable[[], _Sum]]] = {
     "sha1": hashlib.sha1,
     "sha256": hashlib.sha256,
 }
+_COMBINE: Final[Mapping[str, Callable[[int, int, int], int]]] = {
+    "crc32": crt.combine_crc32,
+    "crc32c": crt.combine_crc32c,
+    "crc64nvme": crt.combine_crc64nvme,
+}
+"""Of the bytes that have the first checksum, and behind them so many that have the second."""
 
 
 class BodyChecks:
@@ -70,7 +81,17 @@ class BodyChecks:
         self._sums: dict[str, _Sum] = {name: _MAKE[name]() for name in {*declared, *filter(None, (trailing,))}}
         if payload_sha256 and "sha256" not in self._sums:
             self._sums["sha256"] = hashlib.sha256()
+        self._kept: set[str] = set()
         self.size = 0
+
+    def keep(self, algorithm: str) -> None:
+        """Make a checksum that the client may not have declared. Raises `S3Error` if it has declared another one."""
+        if not algorithm:
+            return
+        if others := {*self._declared, *filter(None, (self._trailing,))} - {algorithm}:
+            raise S3Error("InvalidRequest", f"The upload's checksums are {algorithm}, not {min(others)}")
+        self._kept.add(algorithm)
+        self._sums.setdefault(algorithm, _MAKE[algorithm]())
 
     def update(self, data: Any) -> None:
         self._md5.update(data)
@@ -94,8 +115,47 @@ class BodyChecks:
         for name, expected in declared.items():
             if expected != digests[name]:
                 raise S3Error("BadDigest", f"The {name.upper()} you specified did not match what we received.")
-        encoded = {name: base64.b64encode(digests[name]).decode() for name in declared}
+        encoded = {name: base64.b64encode(digests[name]).decode() for name in sorted({*declared, *self._kept})}
         return self._md5.hexdigest(), encoded
+
+
+def of_upload(algorithm: str, kind: str) -> tuple[str, bool]:
+    """Return the algorithm of an upload's checksum, and whether it is of the whole object. Raises `S3Error`.
+
+    Args:
+        algorithm: As in `x-amz-checksum-algorithm`.
+        kind: As in `x-amz-checksum-type`; "" for S3's default of the algorithm.
+    """
+    name = algorithm.lower()
+    if not name:
+        if kind:
+            raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm")
+        return "", False
+    if name not in _MAKE:
+        raise S3Error("InvalidRequest", f"Unknown checksum algorithm {algorithm[:40]}; there are {', '.join(_MAKE)}")
+    kinds = [COMPOSITE] * (name != "crc64nvme") + [FULL_OBJECT] * (name in _COMBINE)
+    chosen = kind.upper() or kinds[0]
+    if chosen not in kinds:
+        raise S3Error("InvalidRequest", f"The {kind[:40]} checksum type cannot be used with {name}")
+    return name, chosen == FULL_OBJECT
+
+
+def of_parts(algorithm: str, whole: bool, parts: Sequence[UploadPart]) -> str:
+    """Return the checksum of the object that parts make, each of which has one of that algorithm."""
+    digests = [base64.b64decode(part.checksums[algorithm]) for part in parts]
+    if not whole:
+        checksum = _MAKE[algorithm]()
+        checksum.update(b"".join(digests))
+        return f"{base64.b64encode(checksum.digest()).decode()}-{len(parts)}"
+    value, size = 0, len(digests[0])
+    for part, digest in zip(parts, digests, strict=True):
+        value = _COMBINE[algorithm](value, int.from_bytes(digest, "big"), part.size)
+    return base64.b64encode(value.to_bytes(size, "big")).decode()
+
+
+def kind_of(checksums: Mapping[str, str]) -> str:
+    """Return the type of an object's checksums."""
+    return COMPOSITE if any("-" in value for value in checksums.values()) else FULL_OBJECT
 
 
 def _decoded(value: str, name: str) -> bytes:

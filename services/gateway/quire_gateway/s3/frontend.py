@@ -151,6 +151,7 @@ class S3Frontend:
                 raise _slow_down()
             with traced(http, names.GATEWAY_S3, request_id, strangers=self._config.asks_for_tokens) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
+                check_implemented(call.method, call.header("Content-Type"))
                 call.caller = await self._authenticator.caller(call.signed)
                 call.principal = self._admission.principal(call.caller.key)
                 operation, handler, by_rdma = self._operation(call)
@@ -215,6 +216,14 @@ class S3Frontend:
                 await self._backends.sweep()
             except Exception as error:  # another time
                 logger().warning("blobs that nothing refers to could not be removed", exc_info=error)
+
+
+def check_implemented(method: str, content_type: str) -> None:
+    """Check for requests of browsers, which have no credentials to look at. Raises `S3Error` NotImplemented."""
+    if method == "OPTIONS":
+        raise S3Error("NotImplemented", "Bucket CORS is not implemented here")
+    if method == "POST" and content_type.lower().startswith("multipart/form-data"):
+        raise S3Error("NotImplemented", "POST forms are not implemented here; presigned URLs are")
 
 
 def _slow_down() -> S3Error:

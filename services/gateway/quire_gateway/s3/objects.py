@@ -15,10 +15,10 @@ from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_part, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
-from quire_gateway.s3.backend import Backend, ObjectBackend
+from quire_gateway.s3.backend import Backend, ExpectedObject, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
-from quire_gateway.s3.checksums import PREFIX
+from quire_gateway.s3.checksums import COMPOSITE, FULL_OBJECT, PREFIX, kind_of, of_upload
 from quire_server.http_requests import send
 from quire_server.limits.shared_room import SharedRoom
 from quire_server.redis.keys.access import AccessLevel
@@ -72,7 +72,7 @@ class ObjectRequests:
         elif call.header("x-amz-checksum-mode").upper() == "ENABLED":
             headers |= {PREFIX + name: value for name, value in entry.checksums.items()}
             if entry.checksums:
-                headers[f"{PREFIX}type"] = "FULL_OBJECT"
+                headers[f"{PREFIX}type"] = kind_of(entry.checksums)
         headers["Content-Length"] = str(end - start)
         response = web.StreamResponse(status=206 if span is not None else 200, headers=headers)
         if call.method == "HEAD" or end == start:
@@ -134,12 +134,10 @@ class ObjectRequests:
 
     async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
         """Return backend and entry of x-amz-copy-source, after a check of its conditions. Raises `S3Error`."""
-        text = unquote(call.header("x-amz-copy-source")).removeprefix("/")
-        if "?versionId=" in text:
-            text, _, version = text.partition("?versionId=")
-            if version != "null":
-                raise S3Error("NotImplemented", "There are no versions")
-        bucket, _, key = text.partition("/")
+        quoted, _, version = call.header("x-amz-copy-source").partition("?versionId=")  # a key's own are encoded
+        if version not in ("", "null"):
+            raise S3Error("NotImplemented", "There are no versions")
+        bucket, _, key = unquote(quoted).removeprefix("/").partition("/")
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
         backend = self._backends.object_backend(call.caller, bucket, key, AccessLevel.READ)
@@ -171,9 +169,14 @@ class ObjectRequests:
     async def start_upload(self, call: Call) -> web.StreamResponse:
         """CreateMultipartUpload."""
         backend = self._object_backend(call)
-        upload_id = await backend.start_upload(call.key, call.described())
+        algorithm, whole = of_upload(call.header(f"{PREFIX}algorithm"), call.header(f"{PREFIX}type"))
+        upload_id = await backend.start_upload(call.key, call.described(), algorithm, whole)
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
-        return xml_answer(xml.document("InitiateMultipartUploadResult", children))
+        answer = xml_answer(xml.document("InitiateMultipartUploadResult", children))
+        if algorithm:
+            answer.headers[f"{PREFIX}algorithm"] = algorithm.upper()
+            answer.headers[f"{PREFIX}type"] = FULL_OBJECT if whole else COMPOSITE
+        return answer
 
     async def put_part(self, call: Call) -> web.StreamResponse:
         """UploadPart, UploadPartCopy."""
@@ -187,29 +190,35 @@ class ObjectRequests:
             span = read_copy_range(byte_range, entry.size) if byte_range else (0, entry.size)
             part = await backend.copy_part(call.key, upload_id, number, span[1] - span[0], source.read(entry, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
+            children += xml.checksum_elements(part.checksums)
             return xml_answer(xml.document("CopyPartResult", children))
         body = call.body()
         await call.go_on()
         part = await backend.put_part(call.key, upload_id, number, body)
-        return web.Response(headers={"ETag": f'"{part.etag}"'})
+        checksums = {PREFIX + name: value for name, value in part.checksums.items()}
+        return web.Response(headers={"ETag": f'"{part.etag}"'} | checksums)
 
     async def complete_upload(self, call: Call) -> web.StreamResponse:
         """CompleteMultipartUpload."""
         backend = self._object_backend(call)
-        part_names = xml.read_complete(await call.xml())
+        part_names, checksums = xml.read_complete(await call.xml(checked=False))
         upload_id, expected = call.query["uploadId"], ""
         if call.conditions.of_write and not await backend.was_completed(call.key, upload_id, part_names):
             expected = await expected_etag(backend, call.key, call.conditions)
         size = call.header("x-amz-mp-object-size")
         if size and not (size.isascii() and size.isdigit()):
             raise S3Error("InvalidArgument", "x-amz-mp-object-size is a number of bytes")
-        etag = await backend.complete(call.key, upload_id, part_names, expected, int(size) if size else None)
+        told = ExpectedObject(int(size) if size else None, checksums, call.checksums, call.header(f"{PREFIX}type"))
+        completed = await backend.complete(call.key, upload_id, part_names, expected, told)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),
             ("Key", call.key),
-            ("ETag", f'"{etag}"'),
+            ("ETag", f'"{completed.etag}"'),
+            *xml.checksum_elements(completed.checksums),
         ]
+        if completed.checksums:
+            children.append(("ChecksumType", kind_of(completed.checksums)))
         return xml_answer(xml.document("CompleteMultipartUploadResult", children))
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
@@ -224,7 +233,8 @@ class ObjectRequests:
         limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
         marker = call.number("part-number-marker", 0, 0, _PARTS_MAX)
         upload_id = call.query["uploadId"]
-        parts = [part for part in await backend.parts(call.key, upload_id) if part.number > marker]
+        upload, parts = await backend.parts(call.key, upload_id)
+        parts = [part for part in parts if part.number > marker]
         page = parts[: min(limit, _LIST_MAX)]
         children: list[tuple[str, object]] = [
             ("Bucket", call.bucket),
@@ -235,9 +245,13 @@ class ObjectRequests:
             ("MaxParts", limit),
             ("IsTruncated", str(len(page) < len(parts)).lower()),
         ]
+        if upload.algorithm:
+            children.append(("ChecksumAlgorithm", upload.algorithm.upper()))
+            children.append(("ChecksumType", FULL_OBJECT if upload.whole else COMPOSITE))
         for part in page:
             about = [("PartNumber", part.number), ("LastModified", xml.stamp(part.modified_s))]
-            children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
+            about += [("ETag", f'"{part.etag}"'), ("Size", part.size), *xml.checksum_elements(part.checksums)]
+            children.append(("Part", about))
         return xml_answer(xml.document("ListPartsResult", children))
 
     def _object_backend(self, call: Call) -> ObjectBackend:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -17,6 +19,7 @@ from quire_gateway.core.s3_errors import S3Error
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 DELETE_KEYS_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
+_CHECKSUM: Final = "Checksum"
 Tree = str | list[tuple[str, Any]]
 
 
@@ -66,6 +69,9 @@ def error_document(error: S3Error, resource: str, request_id: str) -> bytes:
     return document("Error", [*children, ("Resource", resource), ("RequestId", request_id)], namespace="")
 
 
+_CONTROL: Final = re.compile(rb"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));|([\x00-\x08\x0b\x0c\x0e-\x1f])")
+
+
 def _parsed(body: bytes, name: str) -> Any:
     try:
         root = fromstring(body, forbid_dtd=True)
@@ -91,7 +97,8 @@ def _text(element: Any, name: str) -> str | None:
 
 def read_delete(body: bytes) -> tuple[list[str], bool]:
     """Keys of a DeleteObjects request, and whether it is quiet. Raises `S3Error`."""
-    root = _parsed(body, "Delete")
+    nonce = os.urandom(8).hex()
+    root = _parsed(_CONTROL.sub(lambda found: _placeholder(found, nonce), body), "Delete")
     keys = []
     for child in _children(root, "Object"):
         key = _text(child, "Key")
@@ -101,24 +108,47 @@ def read_delete(body: bytes) -> tuple[list[str], bool]:
             raise S3Error("NotImplemented", f"An Object with {conditions[0]} is not implemented here")
         if _text(child, "VersionId") not in (None, "", "null"):
             raise S3Error("NotImplemented", "There are no versions")
-        keys.append(key)
+        keys.append(re.sub(f"{nonce}([0-9a-f]{{2}})", lambda code: chr(int(code[1], 16)), key))
     if not 0 < len(keys) <= DELETE_KEYS_MAX:
         raise S3Error("MalformedXML", f"{len(keys)} keys; 1 to {DELETE_KEYS_MAX} can be deleted at a time")
     return keys, (_text(root, "Quiet") or "").lower() == "true"
 
 
-def read_complete(body: bytes) -> list[tuple[int, str]]:
-    """Numbers and ETags of a CompleteMultipartUpload request. Raises `S3Error`."""
+def _placeholder(found: re.Match[bytes], nonce: str) -> bytes:
+    """Stand in for a control character: S3's keys have them, XML 1.0 has not, and no parser lets them pass."""
+    hexadecimal, decimal, raw = found.groups()
+    code = int(hexadecimal, 16) if hexadecimal else int(decimal) if decimal else raw[0]
+    return f"{nonce}{code:02x}".encode() if code < ord(" ") and chr(code) not in "\t\n\r" else found[0]
+
+
+def read_complete(body: bytes) -> tuple[list[tuple[int, str]], dict[int, dict[str, str]]]:
+    """Numbers and ETags of a CompleteMultipartUpload request; and checksums of parts, by number and algorithm.
+
+    Raises `S3Error`.
+    """
     root = _parsed(body, "CompleteMultipartUpload")
-    parts = []
+    parts: list[tuple[int, str]] = []
+    checksums: dict[int, dict[str, str]] = {}
     for child in _children(root, "Part"):
         number, etag = _text(child, "PartNumber") or "", _text(child, "ETag")
         if not (number.isascii() and number.isdigit() and len(number) < 10) or etag is None:
             raise S3Error("MalformedXML", "A Part has no PartNumber or no ETag")
         parts.append((int(number), etag.strip().strip('"')))
+        for element in child:
+            name = _local(element.tag)
+            if name.startswith(_CHECKSUM):
+                algorithm = name.removeprefix(_CHECKSUM).lower()
+                checksums.setdefault(int(number), {})[algorithm] = (element.text or "").strip()
+            elif name not in ("PartNumber", "ETag", "Size"):
+                raise S3Error("NotImplemented", f"A Part with {name} is not implemented here")
     if not 0 < len(parts) <= PARTS_MAX:
         raise S3Error("MalformedXML", "You must specify at least one part, and 10,000 at most")
-    return parts
+    return parts, checksums
+
+
+def checksum_elements(checksums: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """Return the elements of checksums by algorithm."""
+    return [(f"{_CHECKSUM}{name.upper()}", value) for name, value in checksums.items()]
 
 
 def check_create(body: bytes) -> None:
