@@ -263,18 +263,20 @@ def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cl
 
 @pytest.fixture(scope="session")
 def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny VAE of random weights: ×4, four latent channels."""
+    """A tiny VAE of random weights: ×4, four latent channels, with a scaling and a shift factor."""
     import torch
     from diffusers import AutoencoderTiny
 
     torch.manual_seed(5)
     tiny: Any = AutoencoderTiny
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tiny(
+    model = tiny(
         encoder_block_out_channels=(8, 8, 8),
         decoder_block_out_channels=(8, 8, 8),
         num_encoder_blocks=(1, 1, 1),
         num_decoder_blocks=(1, 1, 1),
         latent_channels=4,
-    ).save_pretrained(folder)
+    )
+    model.register_to_config(scaling_factor=0.5, shift_factor=0.1)
+    model.save_pretrained(folder)
     return folder

@@ -243,17 +243,17 @@ async def http(cluster: LocalCluster) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def test_http_from_put_to_304(http: aiohttp.ClientSession, vae: Path) -> None:
     values, _ = _latent(vae, 8)
-    query = {
-        "scaling_factor": "0.5",
-        "shift_factor": "0.1",
-        "weights_sha256": weights_digest(vae),
-        "vae_scale_factor": "4",
-    }
+    query = {"weights_sha256": weights_digest(vae)}
     body = save({"latent": torch.from_numpy(values.copy())[None]})
     async with http.put("/v1/images/web-1", params=query, data=body) as answer:
         assert answer.status == 201, await answer.text()
         assert (await answer.json())["id"] == "web-1"
-    raw = query | {"shape": "4,16,16", "dtype": "float16"}
+    raw = query | {"shape": "4,16,16", "dtype": "float16", "scaling_factor": "0.5", "shift_factor": "0.1"}
+    for name, value in (("scaling_factor", "0.18215"), ("shift_factor", "0")):
+        async with http.put("/v1/images/web-2", params=query | {name: value}, data=body) as answer:
+            problem = await answer.json()
+            assert (answer.status, problem["field"]) == (400, name)
+            assert value in problem["detail"] and "of tiny is" in problem["detail"]
     async with http.put(
         "/v1/images/web-2", params=raw, data=values.tobytes(), headers={"Content-Type": "application/octet-stream"}
     ) as answer:
@@ -269,7 +269,7 @@ async def test_http_from_put_to_304(http: aiohttp.ClientSession, vae: Path) -> N
             etags.append(answer.headers["ETag"])
     assert etags[0] != "" and len(set(etags)) == 1, "the same record, the same tag"
     etag = etags[0]
-    changed = query | {"scaling_factor": "0.4"}
+    changed = query | {"do_scaling": "false"}
     async with http.put("/v1/images/web-2", params=changed, data=body) as answer:
         assert answer.status == 201
     async with http.get("/v1/images/web-2", headers={"If-None-Match": etag}) as answer:
@@ -394,7 +394,7 @@ async def test_http_errors_are_problems(http: aiohttp.ClientSession) -> None:
         (http.get(URL("/v1/images/a%00b", encoded=True)), 400),
         (http.get(URL("/v1/images/a%2F..%2Fb", encoded=True)), 400),
         (http.put("/v1/images/x", data=b"", params={"vea": "x"}), 400),
-        (http.put("/v1/images/x", data=b"no latent"), 400),
+        (http.put("/v1/images/x", data=b"no latent"), 415),
         (
             http.put(
                 "/v1/images/x", params={"shape": "1,2"}, data=b"", headers={"Content-Type": "application/octet-stream"}

@@ -57,7 +57,8 @@ class KnownVae:
     """A VAE that a decoder has. `weights_sha256`: of its weights file, hexadecimal; `name`: of its folder.
 
     `channels` of its latents; `scale`: pixels for each of a latent's values, along each side. `scaling_factor` and
-    `shift_factor`: as its configuration says, 1 and 0 for none.
+    `shift_factor`: as its configuration says, 1 and 0 for none; `latents_mean` and `latents_std` per channel, empty for
+    none.
     """
 
     weights_sha256: str
@@ -67,6 +68,8 @@ class KnownVae:
     scale: int
     scaling_factor: float = 1.0
     shift_factor: float = 0.0
+    latents_mean: tuple[float, ...] = ()
+    latents_std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,47 @@
-"""Whether a latent is one that a cluster's decoders decode."""
+"""Latents and the VAEs of a cluster's decoders: how they are normalised, and whether one is decoded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from quire.model.latents import LatentInfo, RecordInvalid, Values, denormalised
+from quire.model.errors import InvalidRequest
+from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Values, denormalised
 from quire.model.nodes import KnownVae
+
+
+def normalisation_of(
+    vae: KnownVae | None, scaling_factor: float | None, shift_factor: float | None, *, undone: bool = False
+) -> Normalisation:
+    """Return how a pipeline normalises latents of a VAE.
+
+    Args:
+        vae: By whose configuration; None if no decoder has it: then only the factors count.
+        scaling_factor: As the client says, or None.
+        shift_factor: As the client says, or None.
+        undone: The latents are not normalised any more.
+
+    Raises:
+        InvalidRequest: A factor is not that of the VAE's configuration.
+    """
+    scaling, shift = (1.0, 0.0) if vae is None else (vae.scaling_factor, vae.shift_factor)
+    for name, factor, own in (("scaling_factor", scaling_factor, scaling), ("shift_factor", shift_factor, shift)):
+        if vae is not None and factor is not None and not math.isclose(factor, own, rel_tol=1e-6):
+            raise InvalidRequest(
+                f"{factor:g}; that of {vae.name or vae.class_name} is {own:g}. Leave it out, or say do_scaling=false "
+                "for latents that the VAE decodes as they are",
+                field=name,
+            )
+    mean, std = (vae.latents_mean, vae.latents_std) if vae is not None else ((), ())
+    return Normalisation(
+        scaling if scaling_factor is None else scaling_factor,
+        shift if shift_factor is None else shift_factor,
+        mean,
+        std,
+        undone=undone,
+    )
 
 
 def check_decodable(values: Values, info: LatentInfo, vaes: Mapping[str, KnownVae]) -> None:

@@ -343,6 +343,8 @@ def _vae_from(message: pb.KnownVae) -> KnownVae:
         scale=message.scale,
         scaling_factor=message.scaling_factor,
         shift_factor=message.shift_factor,
+        latents_mean=tuple(message.latents_mean),
+        latents_std=tuple(message.latents_std),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,35 +14,51 @@ from rich.table import Table
 from quire.client import Image, ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
 from quire.model.images import MEDIA_TYPES, Fit, ImageAttributes, ImageEntry, Rendering
-from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, from_safetensors
+from quire.model.latents import LatentInfo, Vae, encode_record, from_safetensors
 from quire.model.nodes import KnownVae
+from quire.model.vaes import normalisation_of
 
 console = Console(highlight=False)
 
 
-def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float) -> bytes:
-    """Return the record of a .safetensors file with one tensor, or of a record file. Raises `InvalidRequest`."""
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(str(error), field="file") from None
-    if raw[:4] != b"QLAT":
+@dataclass(frozen=True, slots=True)
+class LatentFile:
+    """A .safetensors file with one tensor, or a latent record, and the VAE of its latent.
+
+    `scale`, `scaling_factor` and `shift_factor`: None for those of the VAE's configuration.
+    """
+
+    path: Path
+    weights_sha256: str
+    scale: int | None
+    scaling_factor: float | None
+    shift_factor: float | None
+
+    def record(self, vaes: Sequence[KnownVae]) -> bytes:
+        """Return the latent record. `vaes`: of the cluster's decoders. Raises `InvalidRequest`."""
+        try:
+            raw = self.path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(str(error), field="file") from None
+        if raw[:4] == b"QLAT":
+            return raw
         values, dtype = from_safetensors(raw)
+        vae = next((vae for vae in vaes if vae.weights_sha256 == self.weights_sha256), None)
+        scale = self.scale or (vae.scale if vae is not None else 8)
         channels, height, width = values.shape
         info = LatentInfo(
             (channels, height, width),
             dtype,
-            Vae(file.stem, weights_sha256=weights.lower()),
+            Vae(self.path.stem, weights_sha256=self.weights_sha256),
             height * scale,
             width * scale,
-            Normalisation(scaling, shift),
+            normalisation_of(vae, self.scaling_factor, self.shift_factor),
         )
-        raw = encode_record(values, info)
-    return raw
+        return encode_record(values, info)
 
 
 def put(
-    gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool, provenance: str, *, as_json: bool
+    gateway: str, file: LatentFile, image_id: str, allow_unknown_vae: bool, provenance: str, *, as_json: bool
 ) -> None:
     """Put an image.
 
@@ -51,12 +68,13 @@ def put(
 
     async def store() -> ImageEntry:
         async with QuireClient(gateway) as client:
-            name = image_id or file.stem
-            return await ImageClient(client).put_record(
-                name, record, attributes=attributes, allow_unknown_vae=allow_unknown_vae
+            images = ImageClient(client)
+            record = file.record(await images.vaes())
+            return await images.put_record(
+                image_id or file.path.stem, record, attributes=attributes, allow_unknown_vae=allow_unknown_vae
             )
 
-    entry, size = asyncio.run(store()), file.stat().st_size
+    entry, size = asyncio.run(store()), file.path.stat().st_size
     if as_json:
         print(json.dumps(_about(entry), indent=2))
         return

@@ -23,9 +23,13 @@ def images_put(
     file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
     name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
     weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
-    scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
-    scaling_factor: Annotated[float, typer.Option(help="what the VAE multiplies latents by")] = 1.0,
-    shift_factor: Annotated[float, typer.Option(help="what the VAE takes from latents first")] = 0.0,
+    scale: Annotated[int | None, typer.Option(help="pixels per latent pixel; the VAE's own by default")] = None,
+    scaling_factor: Annotated[
+        float | None, typer.Option(help="the factor on latents; that of the VAE's configuration by default")
+    ] = None,
+    shift_factor: Annotated[
+        float | None, typer.Option(help="subtracted from latents first; that of the VAE's configuration by default")
+    ] = None,
     allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
     provenance: Annotated[
         str, typer.Option(help="JSON of C2PA assertions that every image of it is signed with, or `generated`")
@@ -38,8 +42,8 @@ def images_put(
     from quire_tools.cli import images
 
     address = cluster_commands.gateway_of(folder, gateway)
-    raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
-    images.put(address, file, name, raw, allow_unknown_vae, provenance, as_json=as_json)
+    latent = images.LatentFile(file, weights.lower(), scale, scaling_factor, shift_factor)
+    images.put(address, latent, name, allow_unknown_vae, provenance, as_json=as_json)
 
 
 @images_app.command("sign")

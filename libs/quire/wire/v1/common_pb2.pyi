@@ -295,7 +295,7 @@ class DecoderInfo(_message.Message):
     def __init__(self, build: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., vaes: _Optional[_Iterable[_Union[KnownVae, _Mapping]]] = ..., signer: _Optional[str] = ..., queued: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
 
 class KnownVae(_message.Message):
-    __slots__ = ("weights_sha256", "name", "class_name", "channels", "scale", "scaling_factor", "shift_factor")
+    __slots__ = ("weights_sha256", "name", "class_name", "channels", "scale", "scaling_factor", "shift_factor", "latents_mean", "latents_std")
     WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +303,8 @@ class KnownVae(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     SCALING_FACTOR_FIELD_NUMBER: _ClassVar[int]
     SHIFT_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    LATENTS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    LATENTS_STD_FIELD_NUMBER: _ClassVar[int]
     weights_sha256: str
     name: str
     class_name: str
@@ -310,7 +312,9 @@ class KnownVae(_message.Message):
     scale: int
     scaling_factor: float
     shift_factor: float
-    def __init__(self, weights_sha256: _Optional[str] = ..., name: _Optional[str] = ..., class_name: _Optional[str] = ..., channels: _Optional[int] = ..., scale: _Optional[int] = ..., scaling_factor: _Optional[float] = ..., shift_factor: _Optional[float] = ...) -> None: ...
+    latents_mean: _containers.RepeatedScalarFieldContainer[float]
+    latents_std: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, weights_sha256: _Optional[str] = ..., name: _Optional[str] = ..., class_name: _Optional[str] = ..., channels: _Optional[int] = ..., scale: _Optional[int] = ..., scaling_factor: _Optional[float] = ..., shift_factor: _Optional[float] = ..., latents_mean: _Optional[_Iterable[float]] = ..., latents_std: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GatewayInfo(_message.Message):
     __slots__ = ()

@@ -37,6 +37,8 @@ class Weights:
             scale=self.kind.scale,
             scaling_factor=self.kind.scaling_factor,
             shift_factor=self.kind.shift_factor,
+            latents_mean=self.kind.latents_mean,
+            latents_std=self.kind.latents_std,
         )
 
 

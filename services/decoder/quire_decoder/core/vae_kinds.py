@@ -28,6 +28,8 @@ class VaeKind:
     scaling_factor: float
     shift_factor: float
     force_upcast: bool
+    latents_mean: tuple[float, ...] = ()
+    latents_std: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> VaeKind:
@@ -47,6 +49,9 @@ class VaeKind:
                 channels = config["latent_channels"]
             halvings = len(config.get("temperal_downsample") or widths[1:])  # diffusers spells it so
             scaling, shift = config.get("scaling_factor"), config.get("shift_factor")
+            mean, std = (tuple(map(float, config.get(f"latents_{name}") or ())) for name in ("mean", "std"))
+            if {len(mean), len(std)} not in ({0}, {int(channels)}):
+                raise ValueError(f"{len(mean)} latents_mean and {len(std)} latents_std for {channels} channels")
             return cls(
                 class_name=name,
                 channels=int(channels),
@@ -56,6 +61,8 @@ class VaeKind:
                 scaling_factor=1.0 if scaling is None else float(scaling),
                 shift_factor=0.0 if shift is None else float(shift),
                 force_upcast=bool(config.get("force_upcast")),
+                latents_mean=mean,
+                latents_std=std,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"its configuration lacks a field of {name}: {error!r}") from None

@@ -37,6 +37,7 @@ from quire_gateway.http.latent_puts import (
     is_picture,
     number,
     values_of,
+    weights_of,
 )
 from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
@@ -208,7 +209,8 @@ class ImagesFrontend:
             encoded = await self._pictures.encode(body, query.get("weights_sha256", ""), background_of(query))
             return encoded.record, encoded
         values, dtype = values_of(query, body, kind)
-        return await asyncio.to_thread(encode_record, values, info_of(query, values.shape, dtype)), None
+        info = info_of(query, values.shape, dtype, await self._vaes.find(weights_of(query)))
+        return await asyncio.to_thread(encode_record, values, info), None
 
     async def _expected(self, request: web.Request, tenant: str, image_id: str) -> ExpectedImage:
         """Return the condition of a PUT on the latent's record: its ETag is that of /v1/latents.

@@ -9,8 +9,10 @@ from typing import Final
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, MediaUnsupported
 from quire.model.images import ImageAttributes
-from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, Values, from_bytes, from_safetensors
+from quire.model.latents import LatentInfo, RecordInvalid, Vae, Values, from_bytes, from_safetensors
+from quire.model.nodes import KnownVae
 from quire.model.pictures import READ_FORMATS, format_of
+from quire.model.vaes import normalisation_of
 
 METADATA: Final = "x-quire-meta-"
 """What headers with metadata begin with."""
@@ -80,19 +82,22 @@ def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values,
     return from_safetensors(body)
 
 
-def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> LatentInfo:
-    """Parse the query, with the names of diffusers' remote_decode: scaling_factor, height and others."""
-    scale = number(query, "vae_scale_factor", 8)
-    normalisation = Normalisation(
-        _float(query, "scaling_factor", 1.0),
-        _float(query, "shift_factor", 0.0),
+def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str, known: KnownVae | None) -> LatentInfo:
+    """Parse the query, with the names of diffusers' remote_decode: scaling_factor, height and others.
+
+    `known`: the VAE that it names, if a decoder has it: its configuration is the default. Raises `InvalidRequest`.
+    """
+    scale = number(query, "vae_scale_factor", known.scale if known is not None else 8)
+    normalisation = normalisation_of(
+        known,
+        _float(query, "scaling_factor"),
+        _float(query, "shift_factor"),
         undone=not flag(query, "do_scaling", default=True),
     )
-    vae = Vae(query.get("vae", ""), query.get("revision", ""), query.get("weights_sha256", "").lower())
     return LatentInfo(
         shape,  # type: ignore[arg-type]
         dtype,
-        vae,
+        Vae(query.get("vae", ""), query.get("revision", ""), weights_of(query)),
         number(query, "height", shape[1] * scale),
         number(query, "width", shape[2] * scale),
         normalisation,
@@ -130,8 +135,15 @@ def number(query: Mapping[str, str], name: str, default: int) -> int:
     return value
 
 
-def _float(query: Mapping[str, str], name: str, default: float) -> float:
+def weights_of(query: Mapping[str, str]) -> str:
+    """Return the digest of the weights of the VAE that a query names, "" for none."""
+    return query.get("weights_sha256", "").lower()
+
+
+def _float(query: Mapping[str, str], name: str) -> float | None:
+    if name not in query:
+        return None
     try:
-        return float(query.get(name, default))
+        return float(query[name])
     except ValueError:
         raise InvalidRequest(f"{query[name]!r} is no number", field=name) from None

@@ -28,6 +28,12 @@ class KnownVaes:
             self._last = vaes
         return self._last
 
+    async def find(self, weights_sha256: str) -> KnownVae | None:
+        """Return a VAE that a decoder has; None if there is none."""
+        if weights_sha256 and weights_sha256 not in self.by_weights:
+            await self._view.refresh()  # a decoder may have come a moment ago
+        return self.by_weights.get(weights_sha256)
+
     async def check(self, values: Values, info: LatentInfo) -> None:
         """Check a latent. Raises `RecordInvalid` for one that no decoder decodes, `NoDecoder` if none is known."""
         try:
