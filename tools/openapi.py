@@ -89,7 +89,7 @@ _STORED: Final[Schema] = {
             "type": "object",
             "properties": {"psnr_db": {"type": ["number", "null"]}, "error_max": {"type": "number"}},
         },
-        "frames": _SIZE,
+        "first_of_several": {"type": "boolean"},
     },
 }
 _PUT_TYPES: Final = (

@@ -33,9 +33,9 @@ async def with_client(
     return await task
 
 
-async def stored_prefix(cluster: Cluster, client: QuireClient, durability: Durability) -> Prefix:
-    """Store the first prefix of the cluster."""
-    prefix = prefixes(cluster.loop.random)[0]
+async def stored_prefix(cluster: Cluster, client: QuireClient, durability: Durability, number: int = 0) -> Prefix:
+    """Store a prefix of the cluster, the first one by default. Raises what the store raises."""
+    prefix = prefixes(cluster.loop.random)[number]
     buffer = client.allocate(LAYOUT.payload_bytes(len(prefix.keys)))
     session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=durability)
     for layer in range(LAYOUT.num_layers):

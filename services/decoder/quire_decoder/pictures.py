@@ -22,14 +22,14 @@ ReadPicture = Callable[[bytes, int, tuple[int, int, int]], Picture]
 class EncodedLatent:
     """A record, and the difference of its image from the picture.
 
-    PSNR in dB, infinite for equal ones, and the largest difference of a channel's value, of 255. `frames`: of the file,
-    whose first one is in the record.
+    PSNR in dB, infinite for equal ones, and the largest difference of a channel's value, of 255. `first_of_several`:
+    the picture has more frames than the one in the record.
     """
 
     record: bytes
     psnr_db: float
     error_max: int
-    frames: int
+    first_of_several: bool
 
 
 class PictureEncoder:
@@ -64,4 +64,4 @@ class PictureEncoder:
         record = await self._pipeline.in_thread(encode_record, stored, info)
         back = await self._pipeline.devices.decode(denormalised(stored, info), info)
         error = await self._pipeline.in_thread(error_of, picture.pixels, back.pixels)
-        return EncodedLatent(record, error.psnr_db, error.error_max, picture.frames)
+        return EncodedLatent(record, error.psnr_db, error.error_max, picture.is_first_of_several)

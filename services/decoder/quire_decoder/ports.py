@@ -36,10 +36,10 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The pixels of a file's first frame, and the number of its frames."""
+    """The pixels of a file's first frame, and whether others follow."""
 
     pixels: Pixels
-    frames: int
+    is_first_of_several: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class DecoderServicer(DecoderServiceServicer):
             record_bytes=len(encoded.record),
             psnr_db=encoded.psnr_db,
             error_max=encoded.error_max,
-            frames=encoded.frames,
+            first_of_several=encoded.first_of_several,
         )
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:

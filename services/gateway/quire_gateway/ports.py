@@ -124,13 +124,13 @@ class Decoded:
 class EncodedPicture:
     """A record that a decoder wrote; its image's PSNR against the picture in dB, and the largest difference, of 255.
 
-    `frames`: of the picture, whose first one is in the record.
+    `first_of_several`: the picture has more frames than the one in the record.
     """
 
     record_bytes: int
     psnr_db: float
     error_max: int
-    frames: int
+    first_of_several: bool
 
 
 class Router(Protocol):

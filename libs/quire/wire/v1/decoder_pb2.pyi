@@ -72,16 +72,16 @@ class EncodeLatentRequest(_message.Message):
     def __init__(self, source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., length: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., background_rgb: _Optional[int] = ...) -> None: ...
 
 class EncodeLatentResponse(_message.Message):
-    __slots__ = ("record_bytes", "psnr_db", "error_max", "frames")
+    __slots__ = ("record_bytes", "psnr_db", "error_max", "first_of_several")
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PSNR_DB_FIELD_NUMBER: _ClassVar[int]
     ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OF_SEVERAL_FIELD_NUMBER: _ClassVar[int]
     record_bytes: int
     psnr_db: float
     error_max: int
-    frames: int
-    def __init__(self, record_bytes: _Optional[int] = ..., psnr_db: _Optional[float] = ..., error_max: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
+    first_of_several: bool
+    def __init__(self, record_bytes: _Optional[int] = ..., psnr_db: _Optional[float] = ..., error_max: _Optional[int] = ..., first_of_several: _Optional[bool] = ...) -> None: ...
 
 class ReadCachedRequest(_message.Message):
     __slots__ = ("entry", "target")

@@ -164,17 +164,18 @@ local function hidden_of(print)
   local packed = redis.call('HGET', hidden, print)
   return packed and cmsgpack.unpack(packed) or {}
 end
--- A node that hides a copy is to drop it if the chunk is evicted; that it does is forgotten at the time `ttl`, in ms.
-local function hide(print, name, generation, ttl)
-  local nodes = hidden_of(print)
-  insert(nodes, #nodes + 1, name, generation)
-  redis.call('HSET', hidden, print, cmsgpack.pack(nodes))
-  redis.call('PEXPIRE', hidden, ttl)
-end
-local function show(print, name)
+local function unhide(print, name)
   local nodes = hidden_of(print)
   for at = #nodes - 1, 1, -2 do if nodes[at] == name then erase(nodes, at, 2) end end
   if #nodes > 0 then redis.call('HSET', hidden, print, cmsgpack.pack(nodes)) else redis.call('HDEL', hidden, print) end
+  return nodes
+end
+-- A node that hides a copy is to drop it if the chunk is evicted. The bucket's records go `ttl` ms after the last one.
+local function hide(print, name, generation, ttl)
+  local nodes = unhide(print, name)
+  insert(nodes, #nodes + 1, name, generation)
+  redis.call('HSET', hidden, print, cmsgpack.pack(nodes))
+  redis.call('PEXPIRE', hidden, ttl)
 end
 local function is_pinned(print, now)
   if not pinned then

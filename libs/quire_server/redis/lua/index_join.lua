@@ -11,7 +11,7 @@ for at = 1, #prints, 8 do
   else
     if not listed(entry.n, node) then list(entry, node) end
     redis.call('HDEL', drops .. node, print)
-    if hiding then show(print, node) end
+    if hiding then unhide(print, node) end
     mask[#mask + 1] = '1'
   end
 end

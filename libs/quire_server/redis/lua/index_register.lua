@@ -29,7 +29,7 @@ for at = 1, #records, 16 do
     local entry = old or add(print, fresh, above, parent, not inside and parent ~= '' and elsewhere or '')
     if not listed(entry.n, node) then list(entry, node) end
     if dropping then redis.call('HDEL', drops .. node, print) end
-    if hiding then show(print, node) end
+    if hiding then unhide(print, node) end
     marks[#marks + 1] = (entry.g == fresh and '2' or '1') .. entry.g
   end
 end

@@ -9,36 +9,43 @@ import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from quire.model.errors import InvalidRequest, MediaUnsupported, PictureTooLarge, QuireError
-from quire.model.pictures import READ_FORMATS
+from quire.model.pictures import READ_FORMATS, format_of
 from quire_decoder.ports import Picture, Pixels
 
-_SIXTEEN_BITS: Final = ("I;16", "I;16L", "I;16B", "I;16N")
 _PROFILED: Final = {"RGB": "RGB", "L": "GRAY", "CMYK": "CMYK"}
 """The colour space of a profile for pixels of a mode."""
+_BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+"""Tags of TIFF, and a value of the second."""
 
 
 def read_picture(file: bytes, pixels_max: int, background: tuple[int, int, int] = (0, 0, 0)) -> Picture:
     """Read the first frame of a picture.
 
-    Samples of 16 bits are rounded to 8, colours converted from the file's profile to sRGB, transparent pixels composed
-    on `background` (R, G, B). Blocks. The size is known before anything is decompressed.
+    Samples of 16 bits are reduced to 8, colours converted from the file's ICC profile to sRGB, transparent pixels
+    composed on `background` (R, G, B). Blocks. The size is known before anything is decompressed.
 
     Raises:
         MediaUnsupported: No format of `READ_FORMATS`.
         PictureTooLarge: More than `pixels_max` pixels.
-        InvalidRequest: A damaged file, or samples or a profile without a defined conversion.
+        InvalidRequest: A damaged file, or samples, a profile or transparency without a defined conversion.
     """
     try:
         with Image.open(BytesIO(file), formats=[name.upper() for name in READ_FORMATS]) as image:
             width, height = image.size
             if width * height > pixels_max:
                 raise PictureTooLarge(f"{height} × {width}, {pixels_max} pixels at most", field="body")
-            frames = getattr(image, "n_frames", 1)
-            image.seek(0)
-            return Picture(_pixels(ImageOps.exif_transpose(image), background), frames)
+            depth = _png_depth(file, image)
+            image.load()
+            if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
+                image.info["transparency"] *= 255 // ((1 << depth) - 1)  # a sample as it is in the file
+            pixels = _pixels(ImageOps.exif_transpose(_eight_bits(image)), background)
+            return Picture(pixels, is_first_of_several=_has_another(image))
     except Image.DecompressionBombError:
         raise PictureTooLarge(f"more than {pixels_max} pixels", field="body") from None
     except UnidentifiedImageError:
+        name = format_of(file)
+        if name in READ_FORMATS:
+            raise InvalidRequest(f"a damaged {name}, or one with samples that are not read", field="body") from None
         raise MediaUnsupported(f"the body is none of {', '.join(READ_FORMATS)}", field="body") from None
     except QuireError:
         raise
@@ -46,39 +53,73 @@ def read_picture(file: bytes, pixels_max: int, background: tuple[int, int, int] 
         raise InvalidRequest(f"a damaged picture: {error!s:.200}", field="body") from None
 
 
+def _has_another(image: Image.Image) -> bool:
+    """Return whether a frame follows the first one. Counting all would read the whole file."""
+    if image.format == "MPO":  # a still picture of a phone, with previews
+        return False
+    try:
+        image.seek(1)
+    except Exception:  # there is none, or it is damaged
+        return False
+    return True
+
+
+def _png_depth(file: bytes, image: Image.Image) -> int:
+    """Return the bits of a PNG's samples, 8 for other formats.
+
+    Raises `InvalidRequest` for a transparent colour of 16 bits, of which Pillow compares 8.
+    """
+    if image.format != "PNG":
+        return 8
+    depth, colour_type = file[24], file[25]
+    if (depth, colour_type) == (16, 2) and "transparency" in image.info:
+        raise InvalidRequest("a transparent colour of 16 bits a channel; use an alpha channel", field="body")
+    return depth
+
+
 def _pixels(image: Image.Image, background: tuple[int, int, int]) -> Pixels:
     profile = image.info.get("icc_profile")
-    image, alpha = _opaque(_eight_bits(image))
-    colours = np.asarray(_in_srgb(image, profile), dtype=np.uint8)
-    if alpha is None:
-        return colours
-    share = np.asarray(alpha, dtype=np.float32)[..., None] / 255
-    return np.rint(colours * share + np.array(background, np.float32) * (1 - share)).astype(np.uint8)
+    image, alpha = _opaque(image)
+    colours = _in_srgb(image, profile)
+    if alpha is not None:
+        colours = Image.composite(colours, Image.new("RGB", colours.size, background), alpha)
+    return np.array(colours, dtype=np.uint8)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Scale samples of 16 bits. Raises `InvalidRequest` for larger ones, whose range no format defines."""
-    if image.mode not in ("I", "F", *_SIXTEEN_BITS):
+    """Scale grey samples of more bits. Raises `InvalidRequest` for signed ones, and those of 32 bits."""
+    if image.mode in ("I", "F"):
+        raise InvalidRequest("its samples are signed, or have 32 bits; 16 at most", field="body")
+    if not image.mode.startswith("I;16"):
         return image
-    if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):  # grey PNG was "I" before Pillow 10.3
-        raise InvalidRequest("its samples have 32 bits; 16 at most", field="body")
     samples = np.asarray(image).astype(np.uint32)
-    grey = Image.fromarray(((samples * 255 + 32767) // 65535).astype(np.uint8))
-    if (clear := image.info.get("transparency")) is None:
-        return grey
-    return Image.merge("LA", (grey, Image.fromarray(np.where(samples == clear, 0, 255).astype(np.uint8))))
+    most = 65535
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        bits = tags.get(_BITS, 16)
+        most = (1 << int(bits[0] if isinstance(bits, tuple) else bits)) - 1
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            samples = most - samples
+    grey = Image.fromarray(((samples * 255 + most // 2) // most).astype(np.uint8))
+    if (clear := image.info.get("transparency")) is not None:
+        grey = Image.merge("LA", (grey, Image.fromarray(np.where(samples == clear, 0, 255).astype(np.uint8))))
+    grey.info = {name: value for name, value in image.info.items() if name != "transparency"}
+    grey.getexif().update(image.getexif())
+    return grey
 
 
 def _opaque(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """Return the colours alone, and the share of each pixel that covers the background."""
-    grey = image.mode in ("1", "L", "LA")
+    if image.mode == "LA":
+        return image.getchannel("L"), image.getchannel("A")
+    if image.mode == "1":
+        image = image.convert("L")
     alpha = None
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+    if image.mode in ("PA", "RGBA", "RGBa") or "transparency" in image.info:
+        is_grey = image.mode == "L"
         image = image.convert("RGBA")
         alpha = image.getchannel("A")
-        image = image.convert("RGB")
-    if grey:
-        return image.convert("L"), alpha
+        image = image.getchannel("R") if is_grey else image.convert("RGB")
     return (image if image.mode in _PROFILED else image.convert("RGB")), alpha
 
 
@@ -91,6 +132,8 @@ def _in_srgb(image: Image.Image, icc_profile: bytes | None) -> Image.Image:
         space = profile.profile.xcolor_space.strip()
         if image.mode == "L" and space == "RGB":  # grey pictures often keep the profile of those that they were made of
             image = image.convert("RGB")
+        if image.mode == "RGB" and space == "GRAY" and _is_grey(image):  # formats and palettes without grey
+            image = image.getchannel("R")
         if _PROFILED[image.mode] != space:
             raise InvalidRequest(f"its colour profile is of {space}, its pixels are {image.mode}", field="body")
         converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
@@ -98,3 +141,8 @@ def _in_srgb(image: Image.Image, icc_profile: bytes | None) -> Image.Image:
         raise InvalidRequest(f"its colour profile cannot be used: {error!s:.200}", field="body") from None
     assert converted is not None, "it is not in place"
     return converted
+
+
+def _is_grey(image: Image.Image) -> bool:
+    red, green, blue = (np.asarray(channel) for channel in image.split())
+    return bool(np.array_equal(red, green) and np.array_equal(green, blue))

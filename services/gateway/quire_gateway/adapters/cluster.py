@@ -272,7 +272,7 @@ class GrpcDecoders:
         )
         stub = self._stub(address)
         answer = await call(stub.EncodeLatent, request, timeout_s=self._timeout_s, again=False)
-        return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max, answer.frames)
+        return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max, answer.first_of_several)
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         request = decoder_pb2.WriteBackRequest(

@@ -198,7 +198,7 @@ class ImagesFrontend:
         if encoded is not None:
             psnr_db = round(encoded.psnr_db, 2) if math.isfinite(encoded.psnr_db) else None
             answer["fidelity"] = {"psnr_db": psnr_db, "error_max": encoded.error_max}
-            answer["frames"] = encoded.frames
+            answer["first_of_several"] = encoded.first_of_several
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
 
     async def _record_of(self, body: bytes, kind: str, query: Mapping[str, str]) -> tuple[bytes, Encoded | None]:

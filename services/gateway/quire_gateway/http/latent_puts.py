@@ -22,7 +22,6 @@ OF_A_PUT: Final = (
     *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae", "ttl", "background"),
 )
 """What may be said of a latent, or a picture."""
-_PICTURE_TYPES: Final = (*(f"image/{name}" for name in READ_FORMATS), "image/jpg")
 _LENGTH_BYTES: Final = 8
 
 
@@ -39,13 +38,11 @@ def is_picture(kind: str, query: Mapping[str, str], body: bytes) -> bool:
     Raises `MediaUnsupported` for formats that are not read, and for a body that is nothing that is stored here.
     """
     formats = ", ".join(READ_FORMATS)
-    if kind.startswith("image/"):
-        if kind not in _PICTURE_TYPES:
-            raise MediaUnsupported(f"{kind} is not read; pictures are {formats}", field="Content-Type")
-        return True
     if kind == "application/octet-stream" and "shape" in query:
         return False
     name = format_of(body)
+    if kind.startswith("image/") and name not in READ_FORMATS:
+        raise MediaUnsupported(f"{name or kind} is not read; pictures are {formats}", field="body")
     if name and name not in READ_FORMATS:
         raise MediaUnsupported(f"{name} is not read; pictures are {formats}", field="body")
     if not name and int.from_bytes(body[:_LENGTH_BYTES], "little") > len(body):

@@ -18,13 +18,13 @@ from quire_gateway.ports import Decoders
 class Encoded:
     """A latent record, and how far its image is from the picture: PSNR in dB, the largest difference of a channel.
 
-    `frames`: of the picture, whose first one is in the record.
+    `first_of_several`: the picture has more frames than the one in the record.
     """
 
     record: bytes
     psnr_db: float
     error_max: int
-    frames: int
+    first_of_several: bool
 
     @property
     def metadata(self) -> tuple[str, str]:
@@ -55,7 +55,7 @@ class PictureUploads:
             address = decoder.grpc_address
             encoded = await self._decoders.encode(address, source, len(file), weights, target, background_rgb)
             record = bytes(view[: encoded.record_bytes])
-            return Encoded(record, encoded.psnr_db, encoded.error_max, encoded.frames)
+            return Encoded(record, encoded.psnr_db, encoded.error_max, encoded.first_of_several)
 
     def _only_vae(self) -> str:
         vaes = sorted(self._vaes.by_weights)

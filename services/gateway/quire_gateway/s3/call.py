@@ -105,8 +105,8 @@ class Call:
         if "content-encoding" in headers:
             encodings = headers["content-encoding"].split(",")
             kept = [encoding for encoding in encodings if encoding.strip().lower() != "aws-chunked"]
-            headers["content-encoding"] = ",".join(kept).strip()
-            if not kept:
+            headers["content-encoding"] = ",".join(kept).strip(", ")
+            if not headers["content-encoding"]:
                 del headers["content-encoding"]
         metadata: dict[str, str] = {}
         for name, value in self.http.headers.items():

@@ -151,7 +151,7 @@ class S3Frontend:
                 raise _slow_down()
             with traced(http, names.GATEWAY_S3, request_id, strangers=self._config.asks_for_tokens) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
-                check_implemented(call.method, call.header("Content-Type"))
+                check_implemented(call)
                 call.caller = await self._authenticator.caller(call.signed)
                 call.principal = self._admission.principal(call.caller.key)
                 operation, handler, by_rdma = self._operation(call)
@@ -218,11 +218,12 @@ class S3Frontend:
                 logger().warning("blobs that nothing refers to could not be removed", exc_info=error)
 
 
-def check_implemented(method: str, content_type: str) -> None:
+def check_implemented(call: Call) -> None:
     """Check for requests of browsers, which have no credentials to look at. Raises `S3Error` NotImplemented."""
-    if method == "OPTIONS":
+    if call.method == "OPTIONS":
         raise S3Error("NotImplemented", "Bucket CORS is not implemented here")
-    if method == "POST" and content_type.lower().startswith("multipart/form-data"):
+    is_form = call.header("Content-Type").lower().startswith("multipart/form-data")
+    if call.method == "POST" and is_form and not call.key and not call.query:
         raise S3Error("NotImplemented", "POST forms are not implemented here; presigned URLs are")
 
 

@@ -20,6 +20,7 @@ NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 DELETE_KEYS_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 _CHECKSUM: Final = "Checksum"
+_CONTROL: Final = re.compile(rb"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));|([\x00-\x08\x0b\x0c\x0e-\x1f])")
 Tree = str | list[tuple[str, Any]]
 
 
@@ -69,9 +70,6 @@ def error_document(error: S3Error, resource: str, request_id: str) -> bytes:
     return document("Error", [*children, ("Resource", resource), ("RequestId", request_id)], namespace="")
 
 
-_CONTROL: Final = re.compile(rb"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));|([\x00-\x08\x0b\x0c\x0e-\x1f])")
-
-
 def _parsed(body: bytes, name: str) -> Any:
     try:
         root = fromstring(body, forbid_dtd=True)
@@ -98,7 +96,10 @@ def _text(element: Any, name: str) -> str | None:
 def read_delete(body: bytes) -> tuple[list[str], bool]:
     """Keys of a DeleteObjects request, and whether it is quiet. Raises `S3Error`."""
     nonce = os.urandom(8).hex()
-    root = _parsed(_CONTROL.sub(lambda found: _placeholder(found, nonce), body), "Delete")
+    try:
+        root = _parsed(body, "Delete")
+    except S3Error:
+        root = _parsed(_CONTROL.sub(lambda found: _placeholder(found, nonce), body), "Delete")
     keys = []
     for child in _children(root, "Object"):
         key = _text(child, "Key")
@@ -136,11 +137,8 @@ def read_complete(body: bytes) -> tuple[list[tuple[int, str]], dict[int, dict[st
         parts.append((int(number), etag.strip().strip('"')))
         for element in child:
             name = _local(element.tag)
-            if name.startswith(_CHECKSUM):
-                algorithm = name.removeprefix(_CHECKSUM).lower()
-                checksums.setdefault(int(number), {})[algorithm] = (element.text or "").strip()
-            elif name not in ("PartNumber", "ETag", "Size"):
-                raise S3Error("NotImplemented", f"A Part with {name} is not implemented here")
+            if name.startswith(_CHECKSUM) and (value := (element.text or "").strip()):
+                checksums.setdefault(int(number), {})[name.removeprefix(_CHECKSUM).lower()] = value
     if not 0 < len(parts) <= PARTS_MAX:
         raise S3Error("MalformedXML", "You must specify at least one part, and 10,000 at most")
     return parts, checksums

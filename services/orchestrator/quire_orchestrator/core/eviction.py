@@ -15,13 +15,13 @@ def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
 
     An object is not dropped by that: it is deleted later, when no entry lists it then.
     """
-    orders: dict[str, list[Drop]] = {}
-    for entry in (*evicted.removed, *evicted.hidden):
+    orders: dict[str, dict[bytes, Drop]] = {}
+    for entry in (*evicted.hidden, *evicted.removed):  # of a node in both the listed entry counts
         for name in entry.nodes:
             if name not in (asking, OBJECT_TIER):
                 drop = Drop(entry.record.key, fingerprint(entry.record.bucket), entry.generation)
-                orders.setdefault(name, []).append(drop)
-    return orders
+                orders.setdefault(name, {})[drop.key] = drop
+    return {name: list(by_key.values()) for name, by_key in orders.items()}
 
 
 def in_object(match: Match) -> list[bool]:

@@ -167,10 +167,11 @@ class Reconciler:
         """Drop chunks that were evicted while this node was unreachable; return how many.
 
         Chunks that the index lists for this node now stay: they were stored again since, or a backup of Redis has
-        brought an old order back.
+        brought an old order back. Orders for copies on retired drives are kept for the node's next start.
         """
-        dropped = 0
-        async for page in self._registry.drops():
+        dropped, residency = 0, self._tiers.residency
+        async for orders_of_page in self._registry.drops():
+            page = [drop for drop in orders_of_page if not residency.may_return(drop.key, drop.generation)]
             concerned = [drop for drop in page if self._tiers.residency.recorded(drop.key) in (0, drop.generation)]
             listed = await self._tiers.ask_index([drop.key for drop in concerned])
             orders = {drop.key: drop.generation for drop in concerned if drop.key not in listed}

@@ -21,6 +21,7 @@ from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import Residency
 from quire_storage.core.residency import events as ev
+from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.tiers.arena import Arena
 from quire_storage.tiers.execution import Executor
@@ -315,7 +316,11 @@ class Tiers:
         unknown = [key for key in generations if self.residency.recorded(key) == 0]
         if unknown:
             await self.ask_index(unknown)
-        return cast(int, await self._executor.ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
+        dropped = cast(int, await self._executor.ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
+        if any(self.residency.may_return(key, generation) for key, generation in generations.items()):
+            assert self.pool is not None, "there was a drive"
+            raise DriveFailed("copies may come back with a retired drive", self.pool.map.failed_drives())
+        return dropped
 
     async def ask_index(self, keys: Sequence[bytes]) -> set[bytes]:
         """Learn under which entries the index lists chunks that are here; the keys that it lists for this node."""

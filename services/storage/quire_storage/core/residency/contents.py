@@ -62,6 +62,10 @@ class Contents:
         placed = self._asleep(key)
         return self._listing(placed)[0] or placed.header.generation if placed is not None else None
 
+    def may_return(self, key: bytes, generation: int) -> bool:
+        """Return whether a retired drive has a copy that was listed in this entry: it comes back with the drive."""
+        return self.copies.on_retired.get(key) == generation
+
     def in_object(self, key: bytes) -> bool:
         """Return whether the object tier has a readable chunk, under the index entry that lists this node."""
         entry = self.copies.entries.get(key)

@@ -42,6 +42,7 @@ class Copies:
         dirty: Keys of resident copies in memory only, oldest first.
         withdrawing: Keys whose withdrawal the index has not acknowledged, with the number of withdrawals.
         replicated: Keys of resident copies that have to have a second copy on another node.
+        on_retired: Generations of the entries of chunks whose headers are on retired drives, by key.
         arriving: While a scan runs, the keys of copies that arrived or moved.
         unblocked: A store that waits for a key may proceed.
         retry_unplaced: Writes that wait for space may be placed now, or need less.
@@ -63,6 +64,7 @@ class Copies:
         self.withdrawing: Counter[bytes] = Counter()
         self.namespaces = NamespaceBook()
         self.replicated: dict[bytes, None] = {}
+        self.on_retired: dict[bytes, int] = {}
         self.evictions: Counter[str] = Counter()
         self.off_drives = 0
         self.arriving: set[bytes] | None = None

@@ -50,9 +50,11 @@ class Departures:
             for record in event.records
             if record.key not in entries and not (pool is not None and record.key in pool and record.key not in leaving)
         ]
-        if absent:
-            self._copies.withdrawing.update(record.key for record in absent)
-            self._out.append(ev.Withdraw(absent))
+        for hidden in (False, True):
+            records = [record for record in absent if (record.key in self._copies.on_retired) is hidden]
+            if records:
+                self._copies.withdrawing.update(record.key for record in records)
+                self._out.append(ev.Withdraw(records, hidden))
 
     def acknowledged(self, keys: Sequence[bytes]) -> None:
         """The index has acknowledged these withdrawals; stores of the same keys may proceed."""

@@ -217,6 +217,7 @@ class Writes:
         ]
         for placed in copies.pool.fail(event.drive):
             key = placed.header.chunk.key
+            copies.on_retired[key] = copies.pool.listing(placed.place)[0] or placed.header.generation
             entry = copies.entries.get(key)
             if entry is not None and entry.disk is None:  # in memory; its write has not ended
                 continue
