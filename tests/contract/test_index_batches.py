@@ -56,7 +56,7 @@ async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
 ) -> None:
     """A chunk and its parent are evicted by one call. Changing both buckets at once would keep the parent."""
     if fault:
-        monkeypatch.setattr(index_module, "_independent", lambda groups: [groups])
+        monkeypatch.setattr(index_module, "independent", lambda groups: [groups])
     index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS)
     chunks = records(keys, 0, len(keys))
     await index.register("a", chunks, 0)
