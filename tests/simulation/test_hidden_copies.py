@@ -1,4 +1,4 @@
-"""Copies that cannot be read for a while: a prefix that is evicted until then does not come back with them."""
+"""Copies that cannot be read for a while: an eviction reaches them, too."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_was_evicted_while_it_could_not_be_read_stays_away(restarts: bool) 
 
 
 def test_what_was_evicted_from_retired_drives_stays_away_when_they_work_again() -> None:
-    """A node that had no copy any more confirmed the order, and its drives brought the copies back."""
+    """A node without a readable copy confirmed the drop, and its drives brought the copies back."""
     assert _found(restarts=True, retires=True) == 0
 
 

@@ -205,7 +205,7 @@ class Day:
         await client.close()
 
     async def _leave(self, client: QuireClient) -> None:
-        """Wait until all memory is back: at most until the last permit has ended of what had no answer in its time."""
+        """Wait until all memory is back: at most until the permits of unanswered transfers have ended."""
         for _ in range(round(10 * (_CLIENT_S + unheard_s(_CLIENT_S))) + 1):
             if not client._transfers:
                 return

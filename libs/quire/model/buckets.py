@@ -86,8 +86,8 @@ class Page:
 class MultipartUpload:
     """A multipart upload that is under way.
 
-    `algorithm`: of the object's checksum, in lower case; "" for none. `whole`: it is of the object's bytes, else of its
-    parts' checksums.
+    `algorithm`: of the object's checksum, in lower case; "" for none. `full_object`: it is of the object's bytes, else
+    composite, of its parts' checksums.
     """
 
     key: str
@@ -96,7 +96,7 @@ class MultipartUpload:
     headers: Mapping[str, str]
     metadata: Mapping[str, str]
     algorithm: str = ""
-    whole: bool = False
+    full_object: bool = False
 
 
 @dataclass(frozen=True, slots=True)

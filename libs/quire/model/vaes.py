@@ -18,10 +18,10 @@ def normalisation_of(
     """Return how a pipeline normalises latents of a VAE.
 
     Args:
-        vae: By whose configuration; None if no decoder has it: then only the factors count.
-        scaling_factor: As the client says, or None.
-        shift_factor: As the client says, or None.
-        undone: The latents are not normalised any more.
+        vae: Its configuration decides; None for an unknown VAE, of which only the factors count.
+        scaling_factor: From the client, or None.
+        shift_factor: From the client, or None.
+        undone: The latents are denormalised already.
 
     Raises:
         InvalidRequest: A factor is not that of the VAE's configuration.
@@ -31,7 +31,7 @@ def normalisation_of(
         if vae is not None and factor is not None and not math.isclose(factor, own, rel_tol=1e-6):
             raise InvalidRequest(
                 f"{factor:g}; that of {vae.name or vae.class_name} is {own:g}. Leave it out, or say do_scaling=false "
-                "for latents that the VAE decodes as they are",
+                "for denormalised latents",
                 field=name,
             )
     mean, std = (vae.latents_mean, vae.latents_std) if vae is not None else ((), ())

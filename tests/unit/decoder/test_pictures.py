@@ -92,12 +92,12 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_a_clear_grey_of_few_bits(bits: int) -> None:
-    """Pillow compares the sample as it is in the file with the scaled ones."""
+    """Pillow compares the unscaled sample of the file with scaled ones."""
     header = _chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 1, bits, 0, 0, 0, 0))
-    most = (1 << bits) - 1
-    row = int("".join(f"{sample:0{bits}b}" for sample in (most, 0) * 4), 2).to_bytes(bits, "big")
+    white = (1 << bits) - 1
+    row = int("".join(f"{sample:0{bits}b}" for sample in (white, 0) * 4), 2).to_bytes(bits, "big")
     data = _chunk(b"IDAT", zlib.compress(b"\0" + row)) + _chunk(b"IEND", b"")
-    file = b"\x89PNG\r\n\x1a\n" + header + _chunk(b"tRNS", struct.pack(">H", most)) + data
+    file = b"\x89PNG\r\n\x1a\n" + header + _chunk(b"tRNS", struct.pack(">H", white)) + data
     assert _read(file, (1, 2, 3)).tolist() == [[[1, 2, 3], [0, 0, 0]] * 4]
 
 
@@ -130,8 +130,8 @@ def test_transparent_pixels_are_composed_on_the_background(background: tuple[int
     """Hidden colours were shown."""
     colours = np.dstack([_RGB, _ALPHA])
     for name, options in (("png", {}), ("webp", {"lossless": True, "exact": True}), ("tiff", {})):
-        found = _read(_file(Image.fromarray(colours), name, **options), background)
-        assert np.abs(found - _on(_RGB, _ALPHA, background)).max() <= 1, name
+        pixels = _read(_file(Image.fromarray(colours), name, **options), background)
+        assert np.abs(pixels - _on(_RGB, _ALPHA, background)).max() <= 1, name
     grey = Image.merge("LA", (Image.fromarray(_GREY), Image.fromarray(_ALPHA)))
     assert np.abs(_read(_file(grey), background) - _on(_grey(_GREY), _ALPHA, background)).max() <= 1
 
@@ -250,6 +250,15 @@ def test_damaged_files_are_refused_or_read(name: str) -> None:
         except InvalidRequest:
             refused += 1
     assert refused > 20
+
+
+def test_a_frame_that_covers_a_part_of_its_canvas() -> None:
+    """Pillow fills the rest with the first colour of the palette."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", 4, 2, 0x80, 0, 0) + bytes([9, 9, 9, 200, 100, 50])
+    frame = b"," + struct.pack("<HHHHB", 1, 0, 2, 1, 0) + b"\x02\x02\x4c\x0a\x00;"
+    pixels = _read(screen + frame, (1, 2, 3))
+    assert pixels[0, 1:3].tolist() == [[200, 100, 50]] * 2
+    assert pixels[1].tolist() == [[1, 2, 3]] * 4 and pixels[0, ::3].tolist() == [[1, 2, 3]] * 2
 
 
 def test_text_beside_the_pixels_changes_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from quire.model.buckets import UploadPart
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.s3.checksums import BodyChecks, kind_of, of_parts, of_upload
+from quire_gateway.s3.checksums import BodyChecks, checksum_type_of, combined_checksum, kind_of
 
 _RNG = random.Random(5)
 
@@ -33,9 +33,9 @@ def _parts(algorithm: str, contents: list[bytes]) -> list[UploadPart]:
 
 @pytest.mark.parametrize("algorithm", ["crc32", "crc32c", "crc64nvme"])
 @pytest.mark.parametrize("sizes", [[0], [7], [1, 0, 3], [5000, 1, 70_000, 12]])
-def test_a_checksum_of_the_whole_object_is_that_of_its_bytes(algorithm: str, sizes: list[int]) -> None:
+def test_a_checksum_of_the_full_object_is_that_of_its_bytes(algorithm: str, sizes: list[int]) -> None:
     contents = [_RNG.randbytes(size) for size in sizes]
-    checksum = of_parts(algorithm, True, _parts(algorithm, contents))
+    checksum = combined_checksum(algorithm, True, _parts(algorithm, contents))
     assert checksum == _checksum(algorithm, b"".join(contents))
     if algorithm == "crc32":
         assert base64.b64decode(checksum) == zlib.crc32(b"".join(contents)).to_bytes(4, "big")
@@ -45,7 +45,7 @@ def test_a_checksum_of_the_whole_object_is_that_of_its_bytes(algorithm: str, siz
 def test_a_composite_checksum_is_that_of_the_parts_checksums() -> None:
     contents = [b"one", b"two"]
     digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).digest()
-    checksum = of_parts("sha256", False, _parts("sha256", contents))
+    checksum = combined_checksum("sha256", False, _parts("sha256", contents))
     assert checksum == base64.b64encode(digest).decode() + "-2"
     assert kind_of({"sha256": checksum}) == "COMPOSITE"
 
@@ -61,7 +61,7 @@ def test_a_composite_checksum_is_that_of_the_parts_checksums() -> None:
     ],
 )
 def test_the_type_that_is_not_said_is_s3s_own(algorithm: str, kind: str, chosen: tuple[str, bool]) -> None:
-    assert of_upload(algorithm, kind) == chosen
+    assert checksum_type_of(algorithm, kind) == chosen
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_type_that_is_not_said_is_s3s_own(algorithm: str, kind: str, chosen:
 )
 def test_a_type_that_an_algorithm_has_not_is_refused(algorithm: str, kind: str) -> None:
     with pytest.raises(S3Error) as failed:
-        of_upload(algorithm, kind)
+        checksum_type_of(algorithm, kind)
     assert failed.value.code == "InvalidRequest"
 
 

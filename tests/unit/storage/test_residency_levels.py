@@ -184,7 +184,7 @@ def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_wha
 
 @pytest.mark.parametrize("reads", [False, True], ids=["asleep", "being read"])
 def test_what_may_come_back_with_its_drive_is_hidden(reads: bool) -> None:
-    """The index withdrew it as if it was gone: a chunk that was evicted until then came back with the drive."""
+    """The node withdrew such a copy like a lost one: an evicted chunk came back with the drive."""
     world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
     transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
     world.settle()

@@ -53,8 +53,8 @@ def objects_key(bucket: bytes) -> bytes:
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Return the keys of the scripts that change a bucket."""
     pages, pins, objects, listings, drops, links, due_objects, hidden_copies = _bucket_keys(tag_of(bucket))
-    of_bucket, of_tag = (pages, pins, objects), (listings, drops)
-    return [*(kind + bucket for kind in of_bucket), *of_tag, links + bucket, due_objects, hidden_copies + bucket]
+    of_bucket = [pages + bucket, pins + bucket, objects + bucket]
+    return [*of_bucket, listings, drops, links + bucket, due_objects, hidden_copies + bucket]
 
 
 @functools.cache

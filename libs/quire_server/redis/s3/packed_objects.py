@@ -60,7 +60,7 @@ def pack_upload(upload: MultipartUpload) -> bytes:
     """Pack an upload, without its id."""
     about: list[object] = [upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)]
     if upload.algorithm:  # the release before reads four fields
-        about += [upload.algorithm, upload.whole]
+        about += [upload.algorithm, upload.full_object]
     return cbor2.dumps(about)
 
 

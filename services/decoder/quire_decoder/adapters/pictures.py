@@ -35,10 +35,12 @@ def read_picture(file: bytes, pixels_max: int, background: tuple[int, int, int] 
             if width * height > pixels_max:
                 raise PictureTooLarge(f"{height} × {width}, {pixels_max} pixels at most", field="body")
             depth = _png_depth(file, image)
+            covered = image.tile[0][1] if image.format == "GIF" and image.tile else None
             image.load()
             if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
                 image.info["transparency"] *= 255 // ((1 << depth) - 1)  # a sample as it is in the file
-            pixels = _pixels(ImageOps.exif_transpose(_eight_bits(image)), background)
+            frame = _on_canvas(image, covered) if covered else _eight_bits(image)
+            pixels = _pixels(ImageOps.exif_transpose(frame), background)
             return Picture(pixels, is_first_of_several=_has_another(image))
     except Image.DecompressionBombError:
         raise PictureTooLarge(f"more than {pixels_max} pixels", field="body") from None
@@ -51,6 +53,17 @@ def read_picture(file: bytes, pixels_max: int, background: tuple[int, int, int] 
         raise
     except Exception as error:  # whatever a reader of Pillow's raises for a damaged file
         raise InvalidRequest(f"a damaged picture: {error!s:.200}", field="body") from None
+
+
+def _on_canvas(image: Image.Image, covered: tuple[int, int, int, int]) -> Image.Image:
+    """Return a GIF's first frame, transparent where the frame does not cover the canvas."""
+    if covered == (0, 0, *image.size):
+        return image
+    frame = image.convert("RGBA")
+    alpha = Image.new("L", image.size, 0)
+    alpha.paste(frame.getchannel("A").crop(covered), covered)
+    frame.putalpha(alpha)
+    return frame
 
 
 def _has_another(image: Image.Image) -> bool:
@@ -93,14 +106,14 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if not image.mode.startswith("I;16"):
         return image
     samples = np.asarray(image).astype(np.uint32)
-    most = 65535
+    white = 65535
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]
         bits = tags.get(_BITS, 16)
-        most = (1 << int(bits[0] if isinstance(bits, tuple) else bits)) - 1
+        white = (1 << int(bits[0] if isinstance(bits, tuple) else bits)) - 1
         if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-            samples = most - samples
-    grey = Image.fromarray(((samples * 255 + most // 2) // most).astype(np.uint8))
+            samples = white - samples
+    grey = Image.fromarray(((samples * 255 + white // 2) // white).astype(np.uint8))
     if (clear := image.info.get("transparency")) is not None:
         grey = Image.merge("LA", (grey, Image.fromarray(np.where(samples == clear, 0, 255).astype(np.uint8))))
     grey.info = {name: value for name, value in image.info.items() if name != "transparency"}

@@ -79,14 +79,14 @@ def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values,
     return from_safetensors(body)
 
 
-def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str, known: KnownVae | None) -> LatentInfo:
+def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str, vae: KnownVae | None) -> LatentInfo:
     """Parse the query, with the names of diffusers' remote_decode: scaling_factor, height and others.
 
-    `known`: the VAE that it names, if a decoder has it: its configuration is the default. Raises `InvalidRequest`.
+    `vae`: the one that it names, if a decoder has it: its configuration is the default. Raises `InvalidRequest`.
     """
-    scale = number(query, "vae_scale_factor", known.scale if known is not None else 8)
+    scale = number(query, "vae_scale_factor", vae.scale if vae is not None else 8)
     normalisation = normalisation_of(
-        known,
+        vae,
         _float(query, "scaling_factor"),
         _float(query, "shift_factor"),
         undone=not flag(query, "do_scaling", default=True),

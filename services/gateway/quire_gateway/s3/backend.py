@@ -17,7 +17,7 @@ from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpl
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.checksums import BodyChecks, kind_of, of_parts
+from quire_gateway.s3.checksums import BodyChecks, combined_checksum, kind_of
 from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
 
@@ -35,7 +35,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedObject:
-    """What a client says of the object that its parts make.
+    """Size and checksums, declared by a client, of the object that its parts make.
 
     Attributes:
         size: Bytes; None if it says nothing.
@@ -50,14 +50,14 @@ class ExpectedObject:
     checksum_type: str = ""
 
     def check_parts(self, parts: Sequence[UploadPart]) -> None:
-        """Raises `S3Error` for a part with another checksum. Parts of the release before have none to compare."""
+        """Compare checksums of parts; those of the release before have none. Raises `S3Error`."""
         for part in parts:
             for name, value in self.parts.get(part.number, {}).items():
                 if part.checksums.get(name, value) != value:
                     raise S3Error("InvalidPart", f"Part {part.number} has another {name.upper()}")
 
     def check(self, entry: StoredObject) -> None:
-        """Raises `S3Error` for an object of another size or checksum."""
+        """Compare size and checksums. Raises `S3Error`."""
         if self.size is not None and entry.size != self.size:
             raise S3Error("InvalidRequest", f"The parts have {entry.size} bytes, x-amz-mp-object-size is {self.size}")
         if entry.checksums and self.checksum_type and self.checksum_type.upper() != kind_of(entry.checksums):
@@ -196,11 +196,11 @@ class ObjectBackend:
 
     # ---- multipart
 
-    async def start_upload(self, key: str, described: Described, algorithm: str = "", whole: bool = False) -> str:
-        """`algorithm`, `whole`: see `MultipartUpload`."""
+    async def start_upload(self, key: str, described: Described, algorithm: str = "", full_object: bool = False) -> str:
+        """`algorithm`, `full_object`: see `MultipartUpload`."""
         upload_id, now_s = self._blobs.new_name(), self._clock.now_ms() / 1e3
         upload = MultipartUpload(
-            key, upload_id, now_s, described.headers, described.metadata, algorithm=algorithm, whole=whole
+            key, upload_id, now_s, described.headers, described.metadata, algorithm=algorithm, full_object=full_object
         )
         async with self._room(0):
             if not await self._buckets.start_upload(*self._at, upload):
@@ -255,21 +255,20 @@ class ObjectBackend:
         upload_id: str,
         part_names: Sequence[tuple[int, str]],
         expected: str,
-        told: ExpectedObject | None = None,
+        declared: ExpectedObject | None = None,
     ) -> CompletedObject:
         """Make the object of these parts: nothing is copied. Raises `S3Error`.
 
-        An upload that was completed with the same parts before answers as it did then. `told`: what the client says of
-        the object.
+        A repeated call with the same parts has the same answer. `declared`: compared with the object.
         """
         if [number for number, _ in part_names] != sorted({number for number, _ in part_names}):
             raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
         etag = _etag_of_parts(part_names)
         try:
             entry, chosen = await self._object_of(key, upload_id, part_names, etag)
-            if told is not None:
-                told.check_parts(chosen)
-                told.check(entry)
+            if declared is not None:
+                declared.check_parts(chosen)
+                declared.check(entry)
             _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
         except S3Error as error:
             if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):
@@ -294,7 +293,7 @@ class ObjectBackend:
         size, blobs = sum(part.size for part in chosen), tuple(blob for part in chosen for blob in part.blobs)
         checksums = {}
         if upload.algorithm and all(upload.algorithm in part.checksums for part in chosen):
-            checksums = {upload.algorithm: of_parts(upload.algorithm, upload.whole, chosen)}
+            checksums = {upload.algorithm: combined_checksum(upload.algorithm, upload.full_object, chosen)}
         return StoredObject(
             key,
             etag,

@@ -104,8 +104,8 @@ class Call:
         headers = {name: self.header(name) for name in _KEPT if self.header(name)}
         if "content-encoding" in headers:
             encodings = headers["content-encoding"].split(",")
-            kept = [encoding for encoding in encodings if encoding.strip().lower() != "aws-chunked"]
-            headers["content-encoding"] = ",".join(kept).strip(", ")
+            encodings = [encoding for encoding in encodings if encoding.strip().lower() != "aws-chunked"]
+            headers["content-encoding"] = ",".join(encodings).strip(", ")
             if not headers["content-encoding"]:
                 del headers["content-encoding"]
         metadata: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Checks of a body before it is kept: its length, its digests, and the client's declarations of these.
 
-And the checksum of an object that is made of parts: of its bytes, or of its parts' checksums.
+The checksum of an object that is made of parts is of its bytes, or of its parts' checksums.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class BodyChecks:
         """Make a checksum that the client may not have declared. Raises `S3Error` if it has declared another one."""
         if not algorithm:
             return
-        if others := {*self._declared, *filter(None, (self._trailing,))} - {algorithm}:
-            raise S3Error("InvalidRequest", f"The upload's checksums are {algorithm}, not {min(others)}")
+        if foreign := {*self._declared, *filter(None, (self._trailing,))} - {algorithm}:
+            raise S3Error("InvalidRequest", f"The upload's checksums are {algorithm}, not {min(foreign)}")
         self._kept.add(algorithm)
         self._sums.setdefault(algorithm, _MAKE[algorithm]())
 
@@ -119,8 +119,8 @@ class BodyChecks:
         return self._md5.hexdigest(), encoded
 
 
-def of_upload(algorithm: str, kind: str) -> tuple[str, bool]:
-    """Return the algorithm of an upload's checksum, and whether it is of the whole object. Raises `S3Error`.
+def checksum_type_of(algorithm: str, kind: str) -> tuple[str, bool]:
+    """Return the algorithm of an upload's checksum, and whether it is of the full object. Raises `S3Error`.
 
     Args:
         algorithm: As in `x-amz-checksum-algorithm`.
@@ -140,10 +140,10 @@ def of_upload(algorithm: str, kind: str) -> tuple[str, bool]:
     return name, chosen == FULL_OBJECT
 
 
-def of_parts(algorithm: str, whole: bool, parts: Sequence[UploadPart]) -> str:
+def combined_checksum(algorithm: str, full_object: bool, parts: Sequence[UploadPart]) -> str:
     """Return the checksum of the object that parts make, each of which has one of that algorithm."""
     digests = [base64.b64decode(part.checksums[algorithm]) for part in parts]
-    if not whole:
+    if not full_object:
         checksum = _MAKE[algorithm]()
         checksum.update(b"".join(digests))
         return f"{base64.b64encode(checksum.digest()).decode()}-{len(parts)}"

@@ -219,7 +219,7 @@ class S3Frontend:
 
 
 def check_implemented(call: Call) -> None:
-    """Check for requests of browsers, which have no credentials to look at. Raises `S3Error` NotImplemented."""
+    """Refuse requests of browsers without credentials. Raises `S3Error` NotImplemented."""
     if call.method == "OPTIONS":
         raise S3Error("NotImplemented", "Bucket CORS is not implemented here")
     is_form = call.header("Content-Type").lower().startswith("multipart/form-data")

@@ -18,7 +18,7 @@ from quire_gateway.s3 import xml
 from quire_gateway.s3.backend import Backend, ExpectedObject, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
-from quire_gateway.s3.checksums import COMPOSITE, FULL_OBJECT, PREFIX, kind_of, of_upload
+from quire_gateway.s3.checksums import COMPOSITE, FULL_OBJECT, PREFIX, checksum_type_of, kind_of
 from quire_server.http_requests import send
 from quire_server.limits.shared_room import SharedRoom
 from quire_server.redis.keys.access import AccessLevel
@@ -169,13 +169,13 @@ class ObjectRequests:
     async def start_upload(self, call: Call) -> web.StreamResponse:
         """CreateMultipartUpload."""
         backend = self._object_backend(call)
-        algorithm, whole = of_upload(call.header(f"{PREFIX}algorithm"), call.header(f"{PREFIX}type"))
-        upload_id = await backend.start_upload(call.key, call.described(), algorithm, whole)
+        algorithm, full_object = checksum_type_of(call.header(f"{PREFIX}algorithm"), call.header(f"{PREFIX}type"))
+        upload_id = await backend.start_upload(call.key, call.described(), algorithm, full_object)
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
         answer = xml_answer(xml.document("InitiateMultipartUploadResult", children))
         if algorithm:
             answer.headers[f"{PREFIX}algorithm"] = algorithm.upper()
-            answer.headers[f"{PREFIX}type"] = FULL_OBJECT if whole else COMPOSITE
+            answer.headers[f"{PREFIX}type"] = FULL_OBJECT if full_object else COMPOSITE
         return answer
 
     async def put_part(self, call: Call) -> web.StreamResponse:
@@ -208,8 +208,8 @@ class ObjectRequests:
         size = call.header("x-amz-mp-object-size")
         if size and not (size.isascii() and size.isdigit()):
             raise S3Error("InvalidArgument", "x-amz-mp-object-size is a number of bytes")
-        told = ExpectedObject(int(size) if size else None, checksums, call.checksums, call.header(f"{PREFIX}type"))
-        completed = await backend.complete(call.key, upload_id, part_names, expected, told)
+        declared = ExpectedObject(int(size) if size else None, checksums, call.checksums, call.header(f"{PREFIX}type"))
+        completed = await backend.complete(call.key, upload_id, part_names, expected, declared)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),
@@ -247,7 +247,7 @@ class ObjectRequests:
         ]
         if upload.algorithm:
             children.append(("ChecksumAlgorithm", upload.algorithm.upper()))
-            children.append(("ChecksumType", FULL_OBJECT if upload.whole else COMPOSITE))
+            children.append(("ChecksumType", FULL_OBJECT if upload.full_object else COMPOSITE))
         for part in page:
             about = [("PartNumber", part.number), ("LastModified", xml.stamp(part.modified_s))]
             about += [("ETag", f'"{part.etag}"'), ("Size", part.size), *xml.checksum_elements(part.checksums)]

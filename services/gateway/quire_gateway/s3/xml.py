@@ -99,7 +99,7 @@ def read_delete(body: bytes) -> tuple[list[str], bool]:
     try:
         root = _parsed(body, "Delete")
     except S3Error:
-        root = _parsed(_CONTROL.sub(lambda found: _placeholder(found, nonce), body), "Delete")
+        root = _parsed(_CONTROL.sub(lambda match: _placeholder(match, nonce), body), "Delete")
     keys = []
     for child in _children(root, "Object"):
         key = _text(child, "Key")
@@ -115,11 +115,11 @@ def read_delete(body: bytes) -> tuple[list[str], bool]:
     return keys, (_text(root, "Quiet") or "").lower() == "true"
 
 
-def _placeholder(found: re.Match[bytes], nonce: str) -> bytes:
+def _placeholder(match: re.Match[bytes], nonce: str) -> bytes:
     """Stand in for a control character: S3's keys have them, XML 1.0 has not, and no parser lets them pass."""
-    hexadecimal, decimal, raw = found.groups()
+    hexadecimal, decimal, raw = match.groups()
     code = int(hexadecimal, 16) if hexadecimal else int(decimal) if decimal else raw[0]
-    return f"{nonce}{code:02x}".encode() if code < ord(" ") and chr(code) not in "\t\n\r" else found[0]
+    return f"{nonce}{code:02x}".encode() if code < ord(" ") and chr(code) not in "\t\n\r" else match[0]
 
 
 def read_complete(body: bytes) -> tuple[list[tuple[int, str]], dict[int, dict[str, str]]]:

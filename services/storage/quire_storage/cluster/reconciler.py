@@ -172,7 +172,7 @@ class Reconciler:
         dropped, residency = 0, self._tiers.residency
         async for orders_of_page in self._registry.drops():
             page = [drop for drop in orders_of_page if not residency.may_return(drop.key, drop.generation)]
-            concerned = [drop for drop in page if self._tiers.residency.recorded(drop.key) in (0, drop.generation)]
+            concerned = [drop for drop in page if residency.recorded(drop.key) in (0, drop.generation)]
             listed = await self._tiers.ask_index([drop.key for drop in concerned])
             orders = {drop.key: drop.generation for drop in concerned if drop.key not in listed}
             dropped += await self._tiers.drop(orders)
