@@ -98,7 +98,11 @@ def http() -> str:
 
 def s3() -> str:
     plain, by_rdma = [], []
-    handlers: dict[str, Any] = {**s3_frontend.OF_BUCKETS, **s3_frontend.OF_OBJECTS}
+    handlers: dict[str, Any] = {
+        **s3_frontend.OF_BUCKETS,
+        **s3_frontend.OF_SETTINGS,
+        **s3_frontend.OF_OBJECTS,
+    }
     for operation in (*OPERATIONS, *COPIES):
         request = f"{operation.method} {_PATHS[operation.level]}"
         request += f"?{operation.subresource}" if operation.subresource else ""

@@ -20,10 +20,11 @@ from quire.testing.buckets import MemoryBuckets
 from quire_gateway.adapters.blobs import ObstoreBlobs
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import ports
-from quire_gateway.s3.backend import Described, ObjectBackend
+from quire_gateway.s3.backend import ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
+from quire_gateway.s3.declared import Described
 from quire_gateway.s3.listing import list_objects
 from quire_server.redis import S3Buckets
 
@@ -245,7 +246,7 @@ async def test_what_is_over_the_quota_is_refused_before_it_is_written(scene: Sce
     written = scene.files()
     for refused in (
         backend.put("l", body(b"x" * 401), PLAIN, ""),
-        backend.copy(entry, backend, PLAIN, ""),
+        backend.copy("k", entry, backend, PLAIN, "", ""),
         backend.put_part("m", upload_id, 1, body(b"x" * 401)),
         backend.copy_part("m", upload_id, 1, 600, backend.read(entry, 0, 600)),
     ):

@@ -47,8 +47,8 @@ class Place:
 
 
 @contextlib.contextmanager
-def s3_place(folder: Path) -> Iterator[Place]:
-    """Start the cluster of an endpoint, with and without TLS."""
+def s3_place(folder: Path, **settings: str) -> Iterator[Place]:
+    """Start the cluster of an endpoint, with and without TLS. `settings`: further ones of the services."""
     chain, private, trusted = folder / "chain.pem", folder / "key.pem", folder / "ca.pem"
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
@@ -56,13 +56,14 @@ def s3_place(folder: Path) -> Iterator[Place]:
     issued.private_key_pem.write_to_path(str(private))
     authority.cert_pem.write_to_path(str(trusted))
     port = free_ports(1)[0]
-    settings = {
+    environment = {
         "QUIRE_GATEWAY_S3_TLS_LISTEN": f"127.0.0.1:{port}",
         "QUIRE_GATEWAY_TLS_CERT": str(chain),
         "QUIRE_GATEWAY_TLS_KEY": str(private),
         "QUIRE_GATEWAY_S3_DOMAIN": "localhost",
+        **settings,
     }
-    with LocalCluster(folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
+    with LocalCluster(folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, settings=environment) as cluster:
         access, name, chunk = asyncio.run(_prepare(cluster))
         endpoint = Place(f"http://{cluster.s3_address}", f"https://127.0.0.1:{port}", trusted, *access, name, chunk)
         yield endpoint

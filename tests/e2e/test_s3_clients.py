@@ -173,7 +173,7 @@ def test_conditions_and_multipart(place: Place) -> None:
     refused(client.delete_bucket, "BucketNotEmpty", Bucket="conditions")
     client.abort_multipart_upload(**upload)
     refused(client.list_parts, "NoSuchUpload", **upload)
-    refused(client.get_object_tagging, "NotImplemented", **at)
+    refused(client.get_object_torrent, "NotImplemented", **at)
     assert client.get_bucket_location(Bucket="conditions")["LocationConstraint"] is None
 
 

@@ -41,6 +41,42 @@ class DeleteOutcome(Enum):
     """The object has another ETag."""
 
 
+class Versioning(Enum):
+    """Whether a bucket keeps the versions that its objects had. The values are S3's."""
+
+    NEVER = ""
+    ENABLED = "Enabled"
+    SUSPENDED = "Suspended"
+    """Writes replace the version "null"; others are kept."""
+
+
+NULL_VERSION: Final = "null"
+"""S3's name of what was written while versioning was not enabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Effect of a deletion.
+
+    Attributes:
+        outcome: Its end.
+        version_id: Of the delete marker that was made, or of the version that was deleted; "" without versioning.
+        is_marker: Whether that version is, or was, a delete marker.
+    """
+
+    outcome: DeleteOutcome
+    version_id: str = ""
+    is_marker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """End of a commit. `version_id`: of the version that it made; "" for the version "null"."""
+
+    outcome: CommitOutcome
+    version_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """A range of bytes in the object tier."""
@@ -50,11 +86,31 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredObject:
-    """An object of a bucket. `etag` without quotes; `headers` and `metadata` as the client gave them.
+class ObjectPart:
+    """A part that an object was uploaded in. `checksums` by algorithm, base64."""
 
-    `checksums` by algorithm, base64, of the whole object; empty if unknown. With a number of parts behind a hyphen they
-    are of the parts' checksums.
+    number: int
+    size: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a bucket, or a version of it.
+
+    Attributes:
+        key: Its key.
+        etag: Without quotes; "" for a delete marker.
+        size: Bytes.
+        modified_s: Time of the write, Unix epoch.
+        blobs: Its bytes, in order.
+        headers: As the client gave them.
+        metadata: As the client gave it.
+        checksums: By algorithm, base64, of the whole object; empty if unknown. With a number of parts behind a hyphen
+            they are of the parts' checksums.
+        tags: Set with the object or later, in order.
+        parts: Parts that it was uploaded in; empty if it was not.
+        version_id: "" for the version "null".
     """
 
     key: str
@@ -65,6 +121,29 @@ class StoredObject:
     headers: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[ObjectPart, ...] = ()
+    version_id: str = ""
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether this is a delete marker, an entry without bytes that hides the older versions."""
+        return not self.etag
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsPage:
+    """A page of a bucket's versions, in order of the keys, of each key the newest first.
+
+    Attributes:
+        versions: With delete markers.
+        latest: Of each, whether it is the newest of its key.
+        truncated: Whether further versions may follow.
+    """
+
+    versions: list[StoredObject]
+    latest: list[bool]
+    truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +166,7 @@ class MultipartUpload:
     """A multipart upload that is under way.
 
     `algorithm`: of the object's checksum, in lower case; "" for none. `full_object`: it is of the object's bytes, else
-    composite, of its parts' checksums.
+    composite, of its parts' checksums. `tags`: those of the object.
     """
 
     key: str
@@ -97,6 +176,7 @@ class MultipartUpload:
     metadata: Mapping[str, str]
     algorithm: str = ""
     full_object: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from quire.model import buckets as rules
-from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
+from quire.model.buckets import (
+    NULL_VERSION,
+    Blob,
+    Commit,
+    CommitOutcome,
+    DeleteOutcome,
+    Deletion,
+    MultipartUpload,
+    Page,
+    StoredObject,
+    UploadPart,
+    Versioning,
+    VersionsPage,
+)
 from quire.model.policy import ENTRY_BYTES
 
 _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
@@ -16,13 +30,17 @@ _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
 class _Bucket:
     """State of a bucket.
 
-    `garbage`: unreferenced blobs, with the earliest time of their removal; `waste`: the bytes of those that objects and
-    parts referred to.
+    Attributes:
+        older: By key, the versions that are no current ones, and all delete markers, the newest first.
+        garbage: Unreferenced blobs, with the earliest time of their removal.
+        waste: The bytes of those that objects and parts referred to.
     """
 
     there: bool = False
     objects: dict[str, StoredObject] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
+    older: dict[str, list[StoredObject]] = field(default_factory=dict)
+    settings: dict[str, bytes] = field(default_factory=dict)
     garbage: dict[str, int] = field(default_factory=dict)
     waste: dict[str, int] = field(default_factory=dict)
     uploads: dict[str, MultipartUpload] = field(default_factory=dict)
@@ -49,12 +67,38 @@ class _Bucket:
             del self.garbage[name]
         return True
 
-    def store(self, entry: StoredObject, grace_ms: int) -> None:
-        previous = self.objects.get(entry.key)
-        self.objects[entry.key] = entry
+    @property
+    def versioning(self) -> Versioning:
+        return Versioning(self.settings.get("versioning", b"").decode())
+
+    def step_back(self, key: str, grace_ms: int) -> str:
+        """Make room for a new version, and return its id."""
+        current, state = self.objects.pop(key, None), self.versioning
+        self.keys.discard(key)
+        older = self.older.setdefault(key, [])
+        if current is not None:
+            older.insert(0, current)
+        if state is not Versioning.ENABLED:
+            for version in [version for version in older if not version.version_id]:
+                older.remove(version)
+                self.discard(version.blobs, grace_ms)
+        return secrets.token_hex(16) if state is Versioning.ENABLED else ""
+
+    def store(self, entry: StoredObject, grace_ms: int) -> str:
+        """Return the id of the version, "" for "null"."""
+        version_id = self.step_back(entry.key, grace_ms)
+        self.objects[entry.key] = replace(entry, version_id=version_id)
         self.keys.add(entry.key)
-        if previous is not None:
-            self.discard(previous.blobs, grace_ms)
+        return version_id
+
+    def promote(self, key: str) -> None:
+        older = self.older.get(key, [])
+        if key not in self.objects and older and not older[0].is_marker:
+            self.objects[key] = older.pop(0)
+            self.keys.add(key)
+
+    def all_versions(self, key: str) -> list[StoredObject]:
+        return [*([self.objects[key]] if key in self.objects else []), *self.older.get(key, [])]
 
 
 class MemoryBuckets:
@@ -82,12 +126,13 @@ class MemoryBuckets:
 
     async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
         state = self._of(tenant, bucket)
-        if state.objects:
+        if state.objects or any(state.older.values()):
             return False
         for upload_id in list(state.uploads):
             await self.abort(tenant, bucket, upload_id, now_ms)
         state.there = False
         state.waste.clear()
+        state.settings.clear()
         self._created.get(tenant, {}).pop(bucket, None)
         return True
 
@@ -97,10 +142,22 @@ class MemoryBuckets:
     async def everywhere(self) -> list[tuple[str, str]]:
         return sorted(self._places)
 
+    async def settings(self, tenant: str, bucket: str) -> dict[str, bytes]:
+        return dict(self._of(tenant, bucket).settings)
+
+    async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
+        state = self._of(tenant, bucket)
+        if state.there:
+            state.settings[name] = value
+            if not value:
+                del state.settings[name]
+        return state.there
+
     async def stored_bytes(self, tenant: str) -> int:
         owned = [state for (owner, _), state in self._buckets.items() if owner == tenant]
         parts = [part for state in owned for upload in state.parts.values() for part in upload.values()]
         objects: list[StoredObject] = [entry for state in owned for entry in state.objects.values()]
+        objects += [version for state in owned for versions in state.older.values() for version in versions]
         waste = [size for state in owned for size in state.waste.values()]
         entries = len(parts) + len(objects) + len(self._created.get(tenant, {}))
         entries += sum(len(state.uploads) for state in owned)
@@ -115,31 +172,93 @@ class MemoryBuckets:
 
     # ---- objects
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> Commit:
         state = self._of(tenant, bucket)
         if not state.there:
-            return CommitOutcome.NO_BUCKET
+            return Commit(CommitOutcome.NO_BUCKET)
         if not state.fits(entry.key, expected):
-            return CommitOutcome.CONFLICT
+            return Commit(CommitOutcome.CONFLICT)
         if not state.commit(entry.blobs):
-            return CommitOutcome.BLOBS_GONE
-        state.store(entry, now_ms + rules.GRACE_MS)
-        return CommitOutcome.COMMITTED
+            return Commit(CommitOutcome.BLOBS_GONE)
+        return Commit(CommitOutcome.COMMITTED, state.store(entry, now_ms + rules.GRACE_MS))
 
-    async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
-        return self._of(tenant, bucket).objects.get(key)
+    async def get(self, tenant: str, bucket: str, key: str, version_id: str = "") -> StoredObject | None:
+        stored_id = "" if version_id == NULL_VERSION else version_id
+        versions = self._of(tenant, bucket).all_versions(key)
+        return next((version for version in versions if not version_id or version.version_id == stored_id), None)
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
+    async def delete(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        now_ms: int,
+        etag: str = "",
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
         state = self._of(tenant, bucket)
         previous = state.objects.get(key)
-        if previous is None:
-            return DeleteOutcome.MISSING
-        if etag and previous.etag != etag:
-            return DeleteOutcome.CHANGED
-        del state.objects[key]
-        state.keys.discard(key)
-        state.discard(previous.blobs, now_ms + rules.GRACE_MS)
-        return DeleteOutcome.DELETED
+        if previous is None and (etag or unchanged is not None or state.versioning is Versioning.NEVER):
+            return Deletion(DeleteOutcome.MISSING)
+        if previous is not None and (etag not in ("", previous.etag) or unchanged not in (None, previous)):
+            return Deletion(DeleteOutcome.CHANGED)
+        version_id = state.step_back(key, now_ms + rules.GRACE_MS)
+        if state.versioning is Versioning.NEVER:
+            return Deletion(DeleteOutcome.DELETED)
+        marker = StoredObject(key, "", size=0, modified_s=now_ms / 1e3, blobs=(), version_id=version_id)
+        state.older[key].insert(0, marker)
+        return Deletion(DeleteOutcome.DELETED, version_id or NULL_VERSION, is_marker=True)
+
+    async def delete_version(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        version_id: str,
+        now_ms: int,
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
+        state, version = self._of(tenant, bucket), await self.get(tenant, bucket, key, version_id)
+        if version is None:
+            return Deletion(DeleteOutcome.MISSING, version_id)
+        if unchanged not in (None, version):
+            return Deletion(DeleteOutcome.CHANGED, version_id)
+        if state.objects.get(key) is version:
+            del state.objects[key]
+            state.keys.discard(key)
+        else:
+            state.older[key].remove(version)
+        state.discard(version.blobs, now_ms + rules.GRACE_MS)
+        state.promote(key)
+        return Deletion(DeleteOutcome.DELETED, version_id, version.is_marker)
+
+    async def tag(self, tenant: str, bucket: str, key: str, version_id: str, tags: Mapping[str, str]) -> bool:
+        state, version = self._of(tenant, bucket), await self.get(tenant, bucket, key, version_id)
+        if version is None:
+            return False
+        tagged = replace(version, tags=dict(tags))
+        if state.objects.get(key) is version:
+            state.objects[key] = tagged
+        else:
+            state.older[key][state.older[key].index(version)] = tagged
+        return True
+
+    async def versions(
+        self, tenant: str, bucket: str, prefix: str, marker: str, version_id: str, past: bool, limit: int
+    ) -> VersionsPage:
+        state = self._of(tenant, bucket)
+        listed: list[tuple[StoredObject, bool]] = []
+        predecessor = await self.get(tenant, bucket, marker, version_id) if version_id and not past else None
+        for key in sorted({*state.keys, *state.older}, key=str.encode):
+            every = [(version, at == 0) for at, version in enumerate(state.all_versions(key))]
+            if not key.startswith(prefix) or (past and key.startswith(marker)) or key.encode() < marker.encode():
+                continue
+            if key == marker and marker:
+                known = [version for version, _ in every]
+                every = every[known.index(predecessor) + 1 :] if predecessor is not None else []
+            listed += every
+        page = listed[:limit]
+        return VersionsPage([version for version, _ in page], [latest for _, latest in page], len(page) >= limit)
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -221,18 +340,18 @@ class MemoryBuckets:
         parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
-    ) -> CommitOutcome:
+    ) -> Commit:
         state = self._of(tenant, bucket)
         uploaded = state.parts.get(upload_id, {})
         if not state.there:
-            return CommitOutcome.NO_BUCKET
+            return Commit(CommitOutcome.NO_BUCKET)
         if upload_id not in state.uploads:
-            return CommitOutcome.NO_UPLOAD
+            return Commit(CommitOutcome.NO_UPLOAD)
         if not state.fits(entry.key, expected):
-            return CommitOutcome.CONFLICT
+            return Commit(CommitOutcome.CONFLICT)
         if any(uploaded.get(part.number) != part for part in parts):
-            return CommitOutcome.PART_CHANGED
-        state.store(entry, now_ms + rules.GRACE_MS)
+            return Commit(CommitOutcome.PART_CHANGED)
+        version_id = state.store(entry, now_ms + rules.GRACE_MS)
         chosen = {part.number for part in parts}
         for number, part in uploaded.items():
             if number not in chosen:
@@ -240,7 +359,7 @@ class MemoryBuckets:
         state.parts.pop(upload_id, None)
         del state.uploads[upload_id]
         state.completed[upload_id] = (entry.key, entry.etag)
-        return CommitOutcome.COMMITTED
+        return Commit(CommitOutcome.COMMITTED, version_id)
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
         return self._of(tenant, bucket).completed.get(upload_id)

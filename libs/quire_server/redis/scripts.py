@@ -9,6 +9,7 @@ from typing import Final
 from quire.model.policy import ENTRY_BYTES
 
 _S3: Final = ("cbor_uint", "s3_entries")
+_S3_VERSIONS: Final = (*_S3, "s3_versions")
 _IMAGES: Final = ("cbor_uint", "images_count")
 _EACH: Final = "index_each"
 """Behind a script, which it runs for one bucket after the other."""
@@ -50,12 +51,15 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "retained_reserve": (),
     "s3_abort": _S3,
     "s3_charge": _S3,
-    "s3_complete": _S3,
-    "s3_delete": _S3,
+    "s3_complete": _S3_VERSIONS,
+    "s3_delete": _S3_VERSIONS,
+    "s3_delete_version": _S3_VERSIONS,
     "s3_drop": _S3,
-    "s3_put": _S3,
+    "s3_put": _S3_VERSIONS,
     "s3_put_part": _S3,
     "s3_removed": (),
+    "s3_replace": (),
+    "s3_set": (),
     "s3_start_upload": _S3,
     "s3_will_write": (),
 }

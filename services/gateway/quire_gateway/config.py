@@ -34,6 +34,9 @@ class GatewayConfig(MemberConfig):
     s3_tls_listen: str = setting("", "host:port of the S3 frontend over HTTPS; empty for none")
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
+    s3_encrypted: bool = setting(
+        False, "the object tier encrypts its bytes: clients may ask for SSE-S3 (AES256), and are answered so"
+    )
     s3_upload_days: float = setting(7.0, "age at which unfinished multipart uploads are aborted; 0: never", minimum=0)
     s3_requests_max: int = setting(
         512, "S3 requests at a time, which tenants share; more are answered with SlowDown", minimum=1

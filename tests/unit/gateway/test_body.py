@@ -14,9 +14,9 @@ from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkAttributes
 from quire_gateway.s3 import body as body_module
-from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
+from quire_gateway.s3.declared import Described
 from quire_gateway.s3.reserved import ChunkBackend
 from quire_storage.core.chunks import Chunk
 from quire_storage.tiers.object_tier import pack_object
@@ -74,7 +74,7 @@ class _Index:
 
 
 def _body(content: _Content, length: int) -> Body:
-    return Body(content, length, BodyChecks({}, "", ""), None)
+    return Body(content, length, BodyChecks({}, ""), None)
 
 
 def _object() -> bytes:

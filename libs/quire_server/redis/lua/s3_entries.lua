@@ -18,13 +18,14 @@ local function count(charged, objects, more)
         local function unremoved(blob, size) -- releases before 0.3 remove blobs without their waste
             return redis.call('ZSCORE', bucket .. 'garbage', blob) and tonumber(size) or 0
         end
-        local sum = sum_of(objects, entry) + sum_of(bucket .. 'waste', unremoved)
+        local sum = sum_of(objects, entry) + sum_of(bucket .. 'versions', entry)
+            + sum_of(bucket .. 'waste', unremoved)
             + sum_of(bucket .. 'uploads', function(id) return ENTRY + sum_of(bucket .. 'parts:' .. id, entry) end)
         redis.call('SET', charged, string.format('%.0f', sum))
     end
     if more ~= 0 then redis.call('INCRBY', charged, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
 end
-local function etag_of(raw) return string.match(raw, '^[^\n]*') end
+local function etag_of(raw) return string.match(raw, '^[^\n ]*') end
 local function discard(garbage, waste, raw, at)
     local names, size = string.match(raw, '^[^\n]*\n([^\n]*)'), size_of(raw)
     local count = select(2, string.gsub(names, '%S+', ''))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, cast
 
 import cbor2
@@ -12,12 +14,15 @@ from quire.model.buckets import (
     COMPLETED_MS,
     GRACE_MS,
     UNCOMMITTED_MS,
+    Commit,
     CommitOutcome,
     DeleteOutcome,
+    Deletion,
     MultipartUpload,
     Page,
     StoredObject,
     UploadPart,
+    VersionsPage,
 )
 from quire.model.policy import ENTRY_BYTES
 from quire_server.redis.connection import metadata_errors
@@ -25,9 +30,11 @@ from quire_server.redis.s3.packed_objects import (
     pack,
     pack_part,
     pack_upload,
+    place_of,
     unpack,
     unpack_part,
     unpack_upload,
+    with_place_of,
 )
 from quire_server.redis.scripts import script
 
@@ -39,6 +46,9 @@ class S3Buckets:
         self._client = client
         self._put = client.register_script(script("s3_put"))
         self._delete = client.register_script(script("s3_delete"))
+        self._delete_version = client.register_script(script("s3_delete_version"))
+        self._replace = client.register_script(script("s3_replace"))
+        self._set = client.register_script(script("s3_set"))
         self._drop = client.register_script(script("s3_drop"))
         self._put_part = client.register_script(script("s3_put_part"))
         self._complete = client.register_script(script("s3_complete"))
@@ -63,7 +73,7 @@ class S3Buckets:
             return bool(await self._client.exists(_of(tenant, bucket, "about")))
 
     async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
-        """Remove a bucket without objects, with its unfinished uploads; whether it had none."""
+        """Remove a bucket without objects and versions, with its unfinished uploads; whether it had none."""
         async with metadata_errors():
             dropped = -1
             while dropped < 0:
@@ -76,6 +86,9 @@ class S3Buckets:
                     "charged",
                     "waste",
                     "stored",
+                    "versions",
+                    "settings",
+                    "sequence",
                     *(f"parts:{upload.decode()}" for upload in uploads),
                 ]
                 keys = [_of(tenant, bucket, name) for name in names]
@@ -97,10 +110,23 @@ class S3Buckets:
         places = [place.decode().split("/", 1) for place in rows]
         return [(tenant, bucket) for tenant, bucket in places]
 
+    async def settings(self, tenant: str, bucket: str) -> dict[str, bytes]:
+        """Return a bucket's settings by name; empty too if it is not there."""
+        async with metadata_errors():
+            rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "settings")))
+        return {name.decode(): value for name, value in rows.items()}
+
+    async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
+        """Set a setting, an empty value for none; whether the bucket is there. See `ports.Buckets`."""
+        keys = [_of(tenant, bucket, part) for part in ("about", "settings")]
+        async with metadata_errors():
+            return bool(await self._set(keys=keys, args=[name, value]))
+
     async def stored_bytes(self, tenant: str) -> int:
         """Return a tenant's charge in bytes.
 
-        It counts objects, parts and unremoved blobs, and `ENTRY_BYTES` for each object, part, upload and bucket.
+        It counts objects, their older versions, parts and unremoved blobs, and `ENTRY_BYTES` for each object, version,
+        delete marker, part, upload and bucket.
         """
         async with metadata_errors():
             buckets = cast(list[bytes], await self._client.hkeys(_buckets(tenant)))
@@ -116,7 +142,7 @@ class S3Buckets:
 
     # ---- objects
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> Commit:
         """Store an object under its key. If this raises, it may be stored or not.
 
         Args:
@@ -127,21 +153,121 @@ class S3Buckets:
             now_ms: Time, Unix epoch.
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "charged", "waste")]
-        args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, blobs]
+        keys = [_of(tenant, bucket, name) for name in _VERSIONED]
+        args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, blobs, _random()]
         async with metadata_errors():
-            return CommitOutcome(await self._put(keys=keys, args=args))
+            outcome, version_id = cast(tuple[int, bytes], await self._put(keys=keys, args=args))
+        return Commit(CommitOutcome(outcome), version_id.decode())
 
-    async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
-        async with metadata_errors():
-            raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "objects"), key))
+    async def get(self, tenant: str, bucket: str, key: str, version_id: str = "") -> StoredObject | None:
+        """Return an object, or a version of it. See `ports.Buckets`."""
+        raw = await self._raw(tenant, bucket, key, version_id)
         return unpack(key, raw) if raw else None
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
-        """Delete an object, if it has the ETag; an empty one for any."""
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "charged", "waste")]
+    async def _raw(self, tenant: str, bucket: str, key: str, version_id: str) -> bytes | None:
         async with metadata_errors():
-            return DeleteOutcome(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
+            raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "objects"), key))
+            if raw is not None and version_id in ("", place_of(raw).id):
+                return raw
+            if not version_id:  # the newest may be a delete marker
+                low, high = f"[{key}\0".encode(), f"({key}\1".encode()
+                archive = _of(tenant, bucket, "archive")
+                newest = cast(list[bytes], await self._client.zrange(archive, low, high, bylex=True, offset=0, num=1))
+                version_id = newest[0].rpartition(b" ")[2].decode() if newest else ""
+            if not version_id:
+                return None
+            field = f"{key}\0{version_id}"
+            return cast(bytes | None, await self._client.hget(_of(tenant, bucket, "versions"), field))
+
+    async def delete(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        now_ms: int,
+        etag: str = "",
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
+        """Delete an object; with versioning it becomes an older version. See `ports.Buckets`."""
+        keys = [_of(tenant, bucket, name) for name in _VERSIONED]
+        marker = pack(StoredObject(key, "", size=0, modified_s=now_ms / 1e3, blobs=()))
+        args: list[bytes | str | int] = [key.encode(), now_ms + GRACE_MS, etag, marker, _random()]
+        args.append(pack(unchanged) if unchanged is not None else "")
+        async with metadata_errors():
+            outcome, version_id = cast(tuple[int, bytes], await self._delete(keys=keys, args=args))
+        return Deletion(DeleteOutcome(outcome), version_id.decode(), is_marker=bool(version_id))
+
+    async def delete_version(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        version_id: str,
+        now_ms: int,
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
+        """Delete a version for good. See `ports.Buckets`."""
+        keys = [_of(tenant, bucket, name) for name in _VERSIONED]
+        args: list[bytes | str | int] = [key.encode(), version_id, now_ms + GRACE_MS]
+        args.append(pack(unchanged) if unchanged is not None else "")
+        async with metadata_errors():
+            outcome, is_marker = cast(tuple[int, int], await self._delete_version(keys=keys, args=args))
+        return Deletion(DeleteOutcome(outcome), version_id, bool(is_marker))
+
+    async def tag(self, tenant: str, bucket: str, key: str, version_id: str, tags: Mapping[str, str]) -> bool:
+        """Replace the tags of an object, or of a version of it; whether it is there."""
+        keys = [_of(tenant, bucket, name) for name in ("objects", "versions")]
+        while (raw := await self._raw(tenant, bucket, key, version_id)) is not None:
+            tagged = with_place_of(raw, pack(replace(unpack(key, raw), tags=tags)))
+            async with metadata_errors():
+                if await self._replace(keys=keys, args=[key.encode(), place_of(raw).id, raw, tagged]):
+                    return True
+        return False
+
+    async def versions(
+        self, tenant: str, bucket: str, prefix: str, marker: str, version_id: str, past: bool, limit: int
+    ) -> VersionsPage:
+        """Return versions of objects whose keys begin with `prefix`. See `ports.Buckets`."""
+        inside = b""  # of the marker's key: the version after which the page begins
+        if version_id and not past:
+            raw = await self._raw(tenant, bucket, marker, version_id)
+            place = place_of(raw) if raw is not None else None
+            inside = f"{marker}\0{place.order} {place.id}".encode() if place is not None else b""
+        low = b"[" + prefix.encode()
+        if marker and (marker >= prefix or past):
+            low = b"(" + marker.encode() + (b"\xff" if past else b"")
+        low_archive = low if low[:1] == b"[" or past else low + b"\0\xff"
+        if inside:
+            low_archive = b"(" + inside
+        high = b"(" + prefix.encode() + b"\xff" if prefix else b"+"
+        async with metadata_errors():
+            ranges = [
+                cast(list[bytes], await self._client.zrange(name, start, high, bylex=True, offset=0, num=limit))
+                for name, start in (
+                    (_of(tenant, bucket, "keys"), low),
+                    (_of(tenant, bucket, "archive"), low_archive),
+                )
+            ]
+            members = sorted(
+                [(key, b"") for key in ranges[0]]
+                + [(place.partition(b"\0")[0], place.partition(b"\0")[2]) for place in ranges[1]]
+            )[:limit]
+            keys = [key for key, place in members if not place]
+            fields = [key + b"\0" + place.rpartition(b" ")[2] for key, place in members if place]
+            raws: dict[tuple[bytes, bytes], bytes | None] = {}
+            if keys:
+                of_keys = cast(list[bytes | None], await self._client.hmget(_of(tenant, bucket, "objects"), keys))
+                raws |= dict(zip([member for member in members if not member[1]], of_keys, strict=True))
+            if fields:
+                archived = cast(list[bytes | None], await self._client.hmget(_of(tenant, bucket, "versions"), fields))
+                raws |= dict(zip([member for member in members if member[1]], archived, strict=True))
+        versions, latest, previous = [], [], marker.encode() if inside else b""
+        for member in members:
+            if raw := raws[member]:
+                versions.append(unpack(member[0].decode(), raw))
+                latest.append(member[0] != previous)
+                previous = member[0]
+        return VersionsPage(versions, latest, truncated=len(members) >= limit)
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -246,16 +372,17 @@ class S3Buckets:
         parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
-    ) -> CommitOutcome:
+    ) -> Commit:
         """Store the object that parts make, and end the upload. See `put`."""
-        of_upload = (f"parts:{upload_id}", f"completed:{upload_id}")
-        names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "charged", "waste")
+        names = (*_VERSIONED, "uploads", f"parts:{upload_id}", f"completed:{upload_id}")
         args: list[bytes | str | int] = [entry.key.encode(), pack(entry), expected, now_ms + GRACE_MS, upload_id]
-        args.append(COMPLETED_MS)
+        args += [COMPLETED_MS, _random()]
         for part in parts:
             args += [str(part.number), pack_part(part)]
         async with metadata_errors():
-            return CommitOutcome(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
+            keys = [_of(tenant, bucket, name) for name in names]
+            outcome, version_id = cast(tuple[int, bytes], await self._complete(keys=keys, args=args))
+        return Commit(CommitOutcome(outcome), version_id.decode())
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
         """Key and ETag of the object that an upload became lately."""
@@ -288,7 +415,16 @@ def _first_with(delimiter: bytes, keys: Sequence[bytes], start: int) -> int:
 
 
 _UPLOADS_AT_ONCE: Final = 100
+_VERSIONED: Final = (
+    "objects", "keys", "garbage", "about", "charged", "waste", "settings", "versions", "archive", "sequence",
+)  # fmt: skip
+"""Keys of the scripts that make or end versions of objects, in their order."""
 _PLACES = "quire:s3:places"
+
+
+def _random() -> str:
+    """Return the end of a version's id: ids cannot be guessed, and are not used again in another bucket."""
+    return secrets.token_hex(9)
 
 
 def _buckets(tenant: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from quire.model.buckets import ObjectPart, StoredObject
 from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.preconditions import ConditionOutcome, Preconditions
 from quire_gateway.core.s3_errors import S3Error
@@ -25,22 +26,22 @@ def read_range(header: str, size: int) -> tuple[int, int] | None:
         raise S3Error("InvalidRange", "The requested range is not satisfiable", headers, details) from None
 
 
-def read_part(number: int, header: str, size: int) -> tuple[int, int] | None:
-    """Return start and end (exclusive) of a part. An object is one part here, however it was uploaded.
+def read_part(number: int, header: str, entry: StoredObject) -> tuple[int, int] | None:
+    """Start and end (exclusive) of the part that `partNumber` means; None for one without bytes.
 
-    Args:
-        number: Of the part, from 1 on.
-        header: The request's Range.
-        size: Of the object, in bytes; none has no range.
+    An object that was not uploaded in parts is its own first one.
 
     Raises:
         S3Error: InvalidPartNumber for another part, InvalidRequest for a range besides.
     """
     if header:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
-    if number > 1:
-        raise S3Error("InvalidPartNumber", f"Part {number} is not satisfiable: the object is one part here")
-    return (0, size) if size else None
+    start = 0
+    for part in entry.parts or (ObjectPart(1, entry.size),):
+        if part.number == number:
+            return (start, start + part.size) if part.size else None
+        start += part.size
+    raise S3Error("InvalidPartNumber", f"Part {number} is not satisfiable: the object has no such part")
 
 
 def read_copy_range(header: str, size: int) -> tuple[int, int]:

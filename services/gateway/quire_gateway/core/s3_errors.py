@@ -9,6 +9,7 @@ from quire.model import errors
 
 STATUS: Final[Mapping[str, int]] = {
     "AccessDenied": 403,
+    "AccessForbidden": 403,
     "AuthorizationHeaderMalformed": 400,
     "AuthorizationQueryParametersError": 400,
     "BadDigest": 400,
@@ -30,6 +31,7 @@ STATUS: Final[Mapping[str, int]] = {
     "InvalidPartOrder": 400,
     "InvalidRange": 416,
     "InvalidRequest": 400,
+    "InvalidTag": 400,
     "InvalidURI": 400,
     "KeyTooLongError": 400,
     "MalformedTrailerError": 400,
@@ -38,8 +40,12 @@ STATUS: Final[Mapping[str, int]] = {
     "MethodNotAllowed": 405,
     "MissingContentLength": 411,
     "NoSuchBucket": 404,
+    "NoSuchCORSConfiguration": 404,
     "NoSuchKey": 404,
+    "NoSuchLifecycleConfiguration": 404,
+    "NoSuchTagSet": 404,
     "NoSuchUpload": 404,
+    "NoSuchVersion": 404,
     "NotImplemented": 501,
     "NotModified": 304,
     "PreconditionFailed": 412,

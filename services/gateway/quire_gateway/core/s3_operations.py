@@ -24,16 +24,20 @@ OF_ANY_REQUEST: Final = frozenset(
     )
 )  # fmt: skip
 _IN_ANY_URL: Final = _SIGNED_URL | OF_ANY_REQUEST
+ENCRYPTION: Final = "x-amz-server-side-encryption"
 _CHECKSUMS: Final = frozenset({"x-amz-checksum-", "x-amz-sdk-checksum-algorithm"})
 """Clients put them into signed URLs, too, though the body is unknown then: there they are not compared."""
 _BODY: Final = _CHECKSUMS | {"x-amz-decoded-content-length", "x-amz-trailer"}
 _ACL: Final = frozenset({"x-amz-acl"})
 _PLAIN: Final = _ACL | {"x-amz-storage-class"}
-_NEW_OBJECT: Final = _PLAIN | {"x-amz-meta-"}
+_NEW_OBJECT: Final = _PLAIN | {"x-amz-meta-", "x-amz-tagging", ENCRYPTION}
+_VERSION: Final = frozenset({"versionId"})
 _COPY: Final = "x-amz-copy-source"
 _CONDITIONS: Final = ("if-match", "if-modified-since", "if-none-match", "if-unmodified-since")
 _SOURCE: Final = frozenset({_COPY, "x-amz-source-expected-bucket-owner", *(f"{_COPY}-{name}" for name in _CONDITIONS)})
 _RDMA: Final = frozenset({"x-amz-rdma-"})
+_LOCK_BYPASS: Final = frozenset({"x-amz-bypass-governance-retention"})
+"""Nothing is locked here, so that it changes nothing."""
 _PAGE: Final = frozenset({"delimiter", "encoding-type", "max-keys", "prefix"})
 _ANSWER: Final = frozenset(
     f"response-{name}"
@@ -42,6 +46,7 @@ _ANSWER: Final = frozenset(
     )
 )  # fmt: skip
 _READ: Final = _ANSWER | {"partNumber", "versionId"}
+_ATTRIBUTES: Final = frozenset({"x-amz-object-attributes", "x-amz-max-parts", "x-amz-part-number-marker"})
 _READ_HEADERS: Final = _RDMA | {"x-amz-checksum-mode"}
 ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-bucket-object-lock-enabled": frozenset({"false"}),
@@ -49,7 +54,7 @@ ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-storage-class": frozenset({"STANDARD"}),
     "x-amz-acl": frozenset({"private"}),
     "x-amz-tagging-directive": frozenset({"COPY", "REPLACE"}),
-    "versionId": frozenset({"null"}),
+    ENCRYPTION: frozenset({"AES256"}),
 }
 """The only values that are taken of some parameters and headers: those that ask for nothing."""
 
@@ -116,6 +121,14 @@ def _set(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _setting(name: str, subresource: str, delete: str = "") -> tuple[Operation, ...]:
+    return (
+        Operation(f"GetBucket{name}", "bucket", "GET", subresource),
+        Operation(f"PutBucket{name}", "bucket", "PUT", subresource, headers=_CHECKSUMS),
+        Operation(delete or f"DeleteBucket{name}", "bucket", "DELETE", subresource),
+    )
+
+
 COPIES: Final = (
     Operation(
         "UploadPartCopy",
@@ -137,6 +150,12 @@ OPERATIONS: Final = (
     Operation("ListBuckets", "service", "GET", "", _set("prefix", "max-buckets", "continuation-token")),
     Operation("PutBucketAcl", "bucket", "PUT", "acl", headers=_ACL | _CHECKSUMS),
     Operation("GetBucketAcl", "bucket", "GET", "acl"),
+    Operation("GetBucketVersioning", "bucket", "GET", "versioning"),
+    Operation("PutBucketVersioning", "bucket", "PUT", "versioning", headers=_CHECKSUMS),
+    *_setting("Cors", "cors"),
+    *_setting("LifecycleConfiguration", "lifecycle", delete="DeleteBucketLifecycle"),
+    *_setting("Tagging", "tagging"),
+    *_setting("Encryption", "encryption"),
     Operation(
         "CreateBucket",
         "bucket",
@@ -146,7 +165,6 @@ OPERATIONS: Final = (
     Operation("HeadBucket", "bucket", "HEAD"),
     Operation("DeleteBucket", "bucket", "DELETE"),
     Operation("GetBucketLocation", "bucket", "GET", "location"),
-    Operation("GetBucketVersioning", "bucket", "GET", "versioning"),
     Operation("ListObjectVersions", "bucket", "GET", "versions", _PAGE | {"key-marker", "version-id-marker"}),
     Operation(
         "ListMultipartUploads",
@@ -164,16 +182,27 @@ OPERATIONS: Final = (
         _set("x-amz-optional-object-attributes"),
     ),
     Operation("ListObjects", "bucket", "GET", "", _PAGE | {"marker"}, _RDMA | {"x-amz-optional-object-attributes"}),
-    Operation("DeleteObjects", "bucket", "POST", "delete", headers=_BODY),
-    Operation("PutObjectAcl", "object", "PUT", "acl", headers=_ACL | _CHECKSUMS),
-    Operation("GetObjectAcl", "object", "GET", "acl"),
+    Operation("DeleteObjects", "bucket", "POST", "delete", headers=_BODY | _LOCK_BYPASS),
+    Operation("PutObjectAcl", "object", "PUT", "acl", _VERSION, _ACL | _CHECKSUMS),
+    Operation("GetObjectAcl", "object", "GET", "acl", _VERSION),
+    Operation("GetObjectTagging", "object", "GET", "tagging", _VERSION),
+    Operation("PutObjectTagging", "object", "PUT", "tagging", _VERSION, _CHECKSUMS),
+    Operation("DeleteObjectTagging", "object", "DELETE", "tagging", _VERSION),
+    Operation("GetObjectAttributes", "object", "GET", "attributes", _VERSION, _ATTRIBUTES),
     Operation("UploadPart", "object", "PUT", "partNumber", _set("uploadId"), _BODY | _PLAIN),
     Operation("PutObject", "object", "PUT", headers=_BODY | _NEW_OBJECT | _RDMA),
     Operation("ListParts", "object", "GET", "uploadId", _set("max-parts", "part-number-marker")),
     Operation("GetObject", "object", "GET", "", _READ, _READ_HEADERS),
     Operation("HeadObject", "object", "HEAD", "", _READ, _READ_HEADERS),
     Operation("AbortMultipartUpload", "object", "DELETE", "uploadId"),
-    Operation("DeleteObject", "object", "DELETE", "", _set("versionId")),
+    Operation(
+        "DeleteObject",
+        "object",
+        "DELETE",
+        "",
+        _VERSION,
+        _LOCK_BYPASS | {"x-amz-if-match-last-modified-time", "x-amz-if-match-size"},
+    ),
     Operation("CreateMultipartUpload", "object", "POST", "uploads", headers=_NEW_OBJECT | _CHECKSUMS),
     Operation(
         "CompleteMultipartUpload",

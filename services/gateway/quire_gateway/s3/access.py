@@ -32,10 +32,7 @@ class S3Caller:
 
         Other tenants' buckets are not looked at, so that neither an answer nor its time reveals them.
         """
-        granted = [grant.tenant for grant in self.key.grants if grant.bucket == bucket]
-        if bucket in RESERVED:
-            return SYSTEM_TENANT
-        return granted[0] if granted else self.key.tenant
+        return tenant_of(self.key, bucket)
 
     def check(self, tenant: str, bucket: str, key: str, level: AccessLevel) -> None:
         """Check a right. Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
@@ -50,12 +47,25 @@ class S3Caller:
         raise S3Error("AccessDenied", "Access Denied")
 
 
+def tenant_of(key: AccessKey, bucket: str) -> str:
+    """Return the tenant whose bucket the name means for the owner of a key."""
+    granted = [grant.tenant for grant in key.grants if grant.bucket == bucket]
+    if bucket in RESERVED:
+        return SYSTEM_TENANT
+    return granted[0] if granted else key.tenant
+
+
 class Authenticator:
     """Finds the caller of a request."""
 
     def __init__(self, keys: KeyRing, clock: Clock) -> None:
         self._keys = keys
         self._clock = clock
+
+    async def claimed_key(self, request: Request) -> AccessKey | None:
+        """Return the key that a signed URL names, whether or not it was signed with it; None without one."""
+        claim = read_claim(request)
+        return await self._keys.get(claim.access_key) if claim is not None else None
 
     async def caller(self, request: Request) -> S3Caller:
         """Return the caller. Raises `S3Error`. An unknown key takes as long as a known one."""

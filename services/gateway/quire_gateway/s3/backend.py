@@ -10,71 +10,34 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from email.utils import formatdate
 from typing import Any, Final, Protocol
 
-from quire.model.buckets import Blob, CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
+from quire.model.buckets import (
+    NULL_VERSION,
+    Blob,
+    Commit,
+    CommitOutcome,
+    DeleteOutcome,
+    Deletion,
+    MultipartUpload,
+    ObjectPart,
+    Page,
+    StoredObject,
+    UploadPart,
+    VersionsPage,
+)
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.checksums import BodyChecks, combined_checksum, kind_of
+from quire_gateway.s3.checksums import BodyChecks, combined_checksum
+from quire_gateway.s3.declared import CompletedObject, Described, ExpectedObject
 from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
 from quire_server.clock import Clock
 
 BLOB_BYTES: Final = 8 << 20
 PART_BYTES_MIN: Final = 5 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """Description of an object by its client, besides its bytes."""
-
-    headers: Mapping[str, str]
-    metadata: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedObject:
-    """Size and checksums, declared by a client, of the object that its parts make.
-
-    Attributes:
-        size: Bytes; None if it says nothing.
-        parts: Checksums of parts, by their numbers and by algorithm, base64.
-        checksums: Of the object, by algorithm.
-        checksum_type: `COMPOSITE`, `FULL_OBJECT`, or "".
-    """
-
-    size: int | None = None
-    parts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    checksums: Mapping[str, str] = field(default_factory=dict)
-    checksum_type: str = ""
-
-    def check_parts(self, parts: Sequence[UploadPart]) -> None:
-        """Compare checksums of parts; those of the release before have none. Raises `S3Error`."""
-        for part in parts:
-            for name, value in self.parts.get(part.number, {}).items():
-                if part.checksums.get(name, value) != value:
-                    raise S3Error("InvalidPart", f"Part {part.number} has another {name.upper()}")
-
-    def check(self, entry: StoredObject) -> None:
-        """Compare size and checksums. Raises `S3Error`."""
-        if self.size is not None and entry.size != self.size:
-            raise S3Error("InvalidRequest", f"The parts have {entry.size} bytes, x-amz-mp-object-size is {self.size}")
-        if entry.checksums and self.checksum_type and self.checksum_type.upper() != kind_of(entry.checksums):
-            raise S3Error("InvalidRequest", f"The upload's checksum type is {kind_of(entry.checksums)}")
-        for name, value in self.checksums.items():
-            if name not in entry.checksums:
-                raise S3Error("InvalidRequest", f"The upload, or a part of it, was made without {name.upper()}")
-            if value.partition("-")[0] != entry.checksums[name].partition("-")[0]:
-                raise S3Error("BadDigest", f"The {name.upper()} you specified did not match the calculated checksum.")
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedObject:
-    """ETag and checksums of an object that was made of parts."""
-
-    etag: str
-    checksums: Mapping[str, str]
 
 
 class Backend(Protocol):
@@ -93,7 +56,7 @@ class Backend(Protocol):
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         """`expected`: "" for whatever is there, "absent", or its ETag; another makes ConditionalRequestConflict."""
 
-    async def delete(self, key: str, etag: str) -> None:
+    async def delete(self, key: str, etag: str) -> Deletion:
         """`etag`: "" or the one it must have."""
 
 
@@ -129,9 +92,48 @@ class ObjectBackend:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
     async def head(self, key: str) -> StoredObject | None:
-        entry = await self._buckets.get(*self._at, key)
+        entry = await self.version(key)
+        return entry if entry is not None and not entry.is_marker else None
+
+    async def version(self, key: str, version_id: str = "") -> StoredObject | None:
+        """Return an object, or a version of it; it may be a delete marker. Raises `S3Error` NoSuchBucket."""
+        entry = await self._buckets.get(*self._at, key, version_id)
         if entry is None:
             await self.check_there()
+        return entry
+
+    async def found(self, key: str, version_id: str = "") -> StoredObject:
+        """Return an object, or a version of it.
+
+        Raises:
+            S3Error: NoSuchKey, with a header if a delete marker is the newest version; NoSuchVersion; MethodNotAllowed
+                for a version that is a delete marker; NoSuchBucket.
+        """
+        entry = await self.version(key, version_id)
+        if entry is None:
+            if version_id not in ("", NULL_VERSION):
+                raise S3Error("NoSuchVersion", "The specified version does not exist.")
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        if entry.is_marker:
+            headers = {"x-amz-delete-marker": "true", "x-amz-version-id": entry.version_id or NULL_VERSION}
+            if version_id:
+                headers |= {"Allow": "DELETE", "Last-Modified": formatdate(entry.modified_s, usegmt=True)}
+                raise S3Error("MethodNotAllowed", "The version is a delete marker", headers)
+            raise S3Error("NoSuchKey", "The specified key does not exist.", headers)
+        return entry
+
+    async def versions(self, prefix: str, marker: str, version_id: str, past: bool, limit: int) -> VersionsPage:
+        """See `Buckets.versions`."""
+        page = await self._buckets.versions(*self._at, prefix, marker, version_id, past, limit)
+        if not page.versions:
+            await self.check_there()
+        return page
+
+    async def tag(self, key: str, version_id: str, tags: Mapping[str, str]) -> StoredObject:
+        """Replace the tags of an object, or of a version; returns it. Raises as `found` does."""
+        entry = await self.found(key, version_id)
+        if not await self._buckets.tag(*self._at, key, entry.version_id or NULL_VERSION, tags):
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
         return entry
 
     async def page(self, prefix: str, marker: str, past: bool, limit: int, delimiter: str = "") -> Page:
@@ -169,30 +171,60 @@ class ObjectBackend:
                 headers=described.headers,
                 metadata=described.metadata,
                 checksums=checksums,
+                tags=described.tags,
             )
-            await self._commit(entry, expected)
-        return entry
+            return await self._commit(entry, expected)
 
     async def copy(
-        self, entry: StoredObject, source: ObjectBackend, described: Described, expected: str
+        self, key: str, entry: StoredObject, source: ObjectBackend, described: Described, expected: str, algorithm: str
     ) -> StoredObject:
-        """`entry`: what to be, with the source's blobs; they are copied."""
+        """Copy the source's `entry`, blob by blob; its ETag and checksum are of the whole.
+
+        `algorithm`: of the checksum, in lower case; "" for that of the source.
+        """
+        checks, blobs = BodyChecks({}, ""), []
+        checks.keep(algorithm or next(iter(entry.checksums), ""))
         async with self._room(entry.size):
-            blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
-            copied = replace(
-                entry,
-                blobs=tuple(blobs),
+            for blob in entry.blobs:
+                piece = await source._blobs.read(blob.name, 0, blob.size)
+                await asyncio.to_thread(checks.update, piece)
+                written = await self._write_blob(piece)
+                blobs.append(written)
+            etag, checksums = checks.finish({})
+            copied = StoredObject(
+                key,
+                etag,
+                size=entry.size,
                 modified_s=self._clock.now_ms() / 1e3,
+                blobs=tuple(blobs),
                 headers=described.headers,
                 metadata=described.metadata,
+                checksums=checksums,
+                tags=described.tags,
             )
-            await self._commit(copied, expected)
-        return copied
+            return await self._commit(copied, expected)
 
-    async def delete(self, key: str, etag: str) -> None:
-        outcome = await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag)
-        if outcome is DeleteOutcome.CHANGED:
-            raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
+    async def delete(self, key: str, etag: str) -> Deletion:
+        """Delete an object; with versioning it becomes an older version. Raises `S3Error` PreconditionFailed."""
+        deletion = await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag)
+        return _checked_deletion(deletion)
+
+    async def delete_version(self, key: str, version_id: str) -> Deletion:
+        """Delete a version for good."""
+        return await self._buckets.delete_version(*self._at, key, version_id, self._clock.now_ms())
+
+    async def delete_unchanged(self, version: StoredObject, *, for_good: bool) -> Deletion:
+        """Delete an object, or a version `for_good`, if it is still the one given.
+
+        Raises:
+            S3Error: PreconditionFailed if another write has replaced it, even one of the same bytes.
+        """
+        now_ms, version_id = self._clock.now_ms(), version.version_id or NULL_VERSION
+        if for_good:
+            return _checked_deletion(
+                await self._buckets.delete_version(*self._at, version.key, version_id, now_ms, version)
+            )
+        return _checked_deletion(await self._buckets.delete(*self._at, version.key, now_ms, unchanged=version))
 
     # ---- multipart
 
@@ -200,7 +232,14 @@ class ObjectBackend:
         """`algorithm`, `full_object`: see `MultipartUpload`."""
         upload_id, now_s = self._blobs.new_name(), self._clock.now_ms() / 1e3
         upload = MultipartUpload(
-            key, upload_id, now_s, described.headers, described.metadata, algorithm=algorithm, full_object=full_object
+            key,
+            upload_id,
+            now_s,
+            described.headers,
+            described.metadata,
+            algorithm=algorithm,
+            full_object=full_object,
+            tags=described.tags,
         )
         async with self._room(0):
             if not await self._buckets.start_upload(*self._at, upload):
@@ -269,13 +308,16 @@ class ObjectBackend:
             if declared is not None:
                 declared.check_parts(chosen)
                 declared.check(entry)
-            _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
+            commit = await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms())
+            _check(commit.outcome)
         except S3Error as error:
             if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):
                 raise
             present = await self.head(key)
-            return CompletedObject(etag, present.checksums if present is not None and present.etag == etag else {})
-        return CompletedObject(etag, entry.checksums)
+            if present is None or present.etag != etag:
+                return CompletedObject(etag, {})
+            return CompletedObject(etag, present.checksums, present.version_id)
+        return CompletedObject(etag, entry.checksums, commit.version_id)
 
     async def _object_of(
         self, key: str, upload_id: str, part_names: Sequence[tuple[int, str]], etag: str
@@ -303,6 +345,8 @@ class ObjectBackend:
             headers=upload.headers,
             metadata=upload.metadata,
             checksums=checksums,
+            tags=upload.tags,
+            parts=tuple(ObjectPart(part.number, part.size, part.checksums) for part in chosen),
         ), chosen
 
     async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[MultipartUpload, dict[int, UploadPart]]:
@@ -351,15 +395,16 @@ class ObjectBackend:
             await self._abandon(blobs)
             raise
 
-    async def _commit(self, entry: StoredObject, expected: str) -> None:
-        """Commit an entry; the blobs of a refused one are abandoned.
+    async def _commit(self, entry: StoredObject, expected: str) -> StoredObject:
+        """Commit an entry, and return it as a version; the blobs of a refused one are abandoned.
 
         If the outcome is unknown (Redis did not answer), they are left: they are deleted in a day, or are used.
         """
-        outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
-        if outcome is not CommitOutcome.COMMITTED:
+        commit: Commit = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
+        if commit.outcome is not CommitOutcome.COMMITTED:
             await self._abandon(entry.blobs)
-        _check(outcome)
+        _check(commit.outcome)
+        return replace(entry, version_id=commit.version_id)
 
     async def _commit_part(
         self, upload_id: str, number: int, etag: str, checksums: Mapping[str, str], blobs: Sequence[Blob]
@@ -395,6 +440,12 @@ def _check(outcome: CommitOutcome) -> None:
     """Raise `S3Error` for a commit that has failed."""
     if outcome is not CommitOutcome.COMMITTED:
         raise S3Error(*_FAILURES[outcome])
+
+
+def _checked_deletion(deletion: Deletion) -> Deletion:
+    if deletion.outcome is DeleteOutcome.CHANGED:
+        raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
+    return deletion
 
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:

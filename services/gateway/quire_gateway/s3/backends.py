@@ -10,6 +10,7 @@ from typing import Final
 from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3 import lifecycle
 from quire_gateway.s3.access import RESERVED, S3Caller
 from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.ports import Blobs, Buckets, S3Quotas
@@ -17,7 +18,7 @@ from quire_server.clock import Clock
 from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
 _SWEEP_MAX: Final = 500
-_ABORTS_S: Final = 3600.0
+_HOURLY_S: Final = 3600.0
 
 
 class Backends:
@@ -38,7 +39,7 @@ class Backends:
         upload_s: float = 0.0,
     ) -> None:
         self._upload_s = upload_s
-        self._aborts_due_s = 0.0
+        self._hourly_due_s = 0.0
         self.buckets = buckets
         self._blobs = blobs
         self.reserved = reserved
@@ -81,20 +82,29 @@ class Backends:
     async def sweep(self) -> int:
         """Remove blobs without references and return their number. An error at one bucket does not stop the others.
 
-        Once an hour stale uploads are aborted first.
+        Once an hour stale uploads are aborted first, and the lifecycle rules of buckets are applied.
         """
         count, now_s = 0, self.clock.now_ms() / 1e3
-        aborts = self._upload_s > 0 and now_s >= self._aborts_due_s
-        if aborts:
-            self._aborts_due_s = now_s + _ABORTS_S
+        is_hour = now_s >= self._hourly_due_s
+        if is_hour:
+            self._hourly_due_s = now_s + _HOURLY_S
         for tenant, bucket in await self.buckets.everywhere():
             try:
-                if aborts:
-                    await self._abort_stale(tenant, bucket, now_s - self._upload_s)
+                if is_hour:
+                    await self._expire(tenant, bucket, now_s)
                 count += await self._sweep_one(tenant, bucket)
-            except QuireError as error:
-                logger().warning("blobs could not be removed", tenant=tenant, bucket=bucket, error=str(error))
+            except (QuireError, S3Error) as error:
+                logger().warning("a bucket could not be swept", tenant=tenant, bucket=bucket, error=str(error))
         return count
+
+    async def _expire(self, tenant: str, bucket: str, now_s: float) -> None:
+        if self._upload_s > 0:
+            await self._abort_stale(tenant, bucket, now_s - self._upload_s)
+        document = (await self.buckets.settings(tenant, bucket)).get(lifecycle.SETTING)
+        if document:
+            rules, _ = lifecycle.read_lifecycle(document)
+            count = await lifecycle.apply(self._backend(tenant, bucket), rules, now_s)
+            logger().info("lifecycle rules were applied", tenant=tenant, bucket=bucket, expired=count)
 
     async def _abort_stale(self, tenant: str, bucket: str, before_s: float) -> None:
         """Abort uploads that were begun before a time, as S3's AbortIncompleteMultipartUpload does."""

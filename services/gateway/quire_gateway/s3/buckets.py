@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire.model.buckets import MultipartUpload, StoredObject
+from quire.model.buckets import NULL_VERSION, MultipartUpload, StoredObject
 from quire.model.errors import QuireError
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
@@ -18,7 +18,8 @@ from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call, check_bucket_name
-from quire_gateway.s3.listing import ObjectListing, list_objects
+from quire_gateway.s3.deletions import DeleteConditions, delete
+from quire_gateway.s3.listing import ObjectListing, list_objects, list_versions
 from quire_gateway.s3.objects import xml_answer
 from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
@@ -106,16 +107,14 @@ class BucketRequests:
         await call.check_private()
         return web.Response()
 
-    async def versioning(self, call: Call) -> web.StreamResponse:
-        """GetBucketVersioning: never enabled."""
-        await self._backends.backend(call.caller, call.bucket, "", AccessLevel.READ).check_there()
-        return xml_answer(xml.document("VersioningConfiguration", []))
-
     async def list_v1(self, call: Call) -> web.StreamResponse:
         """ListObjects."""
         listing_request, marker = _asked(call), call.query.get("marker", "")
         listing = await self._listed(call, listing_request, marker)
-        children = [*listing_request.echoed(call.bucket, listing), ("Marker", listing_request.encoded(marker))]
+        children = [
+            *listing_request.echoed(call.bucket, truncated=listing.truncated),
+            ("Marker", listing_request.encoded(marker)),
+        ]
         if listing.truncated:
             children.append(("NextMarker", listing_request.encoded(listing.last)))
         children += _entries(listing, listing_request, owner=call.caller.key.tenant)
@@ -127,7 +126,7 @@ class BucketRequests:
         token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
         listing = await self._listed(call, listing_request, _from_token(token) if token else start)
         count = len(listing.objects) + len(listing.prefixes)
-        children = [*listing_request.echoed(call.bucket, listing), ("KeyCount", count)]
+        children = [*listing_request.echoed(call.bucket, truncated=listing.truncated), ("KeyCount", count)]
         if "continuation-token" in call.query:
             children.append(("ContinuationToken", token))
         if "start-after" in call.query:
@@ -139,20 +138,41 @@ class BucketRequests:
         return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_versions(self, call: Call) -> web.StreamResponse:
-        """ListObjectVersions: every object is its only version, "null"."""
+        """ListObjectVersions: with delete markers, of each key the newest first."""
         listing_request, marker = _asked(call), call.query.get("key-marker", "")
-        listing = await self._listed(call, listing_request, marker)
+        version_id = call.query.get("version-id-marker", "")
+        if version_id and not marker:
+            raise S3Error("InvalidArgument", "A version-id marker cannot be specified without a key marker.")
+        backend = self._backends.backend(call.caller, call.bucket, listing_request.prefix, AccessLevel.READ)
+        listing = await list_versions(
+            backend,
+            listing_request.prefix,
+            listing_request.delimiter,
+            (marker, version_id),
+            min(listing_request.limit, _MAX_KEYS),
+        )
         children = [
-            *listing_request.echoed(call.bucket, listing),
+            *listing_request.echoed(call.bucket, truncated=listing.truncated),
             ("KeyMarker", listing_request.encoded(marker)),
-            ("VersionIdMarker", ""),
+            ("VersionIdMarker", version_id),
         ]
         if listing.truncated:
-            children += [("NextKeyMarker", listing_request.encoded(listing.last)), ("NextVersionIdMarker", "null")]
-        for entry in listing.objects:
-            about = [("Key", listing_request.encoded(entry.key)), ("VersionId", "null"), ("IsLatest", "true")]
-            children.append(("Version", [*about, *_about(entry)]))
-        children += _prefixes(listing, listing_request)
+            children.append(("NextKeyMarker", listing_request.encoded(listing.last)))
+            children.append(("NextVersionIdMarker", listing.last_version))
+        tenant = call.caller.tenant_of(call.bucket)
+        owner = ("Owner", [("ID", tenant), ("DisplayName", tenant)])
+        for entry, is_latest in listing.versions:
+            about: list[tuple[str, Any]] = [
+                ("Key", listing_request.encoded(entry.key)),
+                ("VersionId", entry.version_id or NULL_VERSION),
+                ("IsLatest", str(is_latest).lower()),
+                owner,
+            ]
+            if entry.is_marker:
+                children.append(("DeleteMarker", [*about, ("LastModified", xml.stamp(entry.modified_s))]))
+            else:
+                children.append(("Version", [*about, *_about(entry)]))
+        children += _prefixes(listing.prefixes, listing_request)
         return xml_answer(xml.document("ListVersionsResult", children))
 
     async def _listed(self, call: Call, listing_request: _Asked, marker: str) -> ObjectListing:
@@ -203,21 +223,25 @@ class BucketRequests:
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
         """DeleteObjects: each key separately; keys that may not be deleted are named, the others are deleted."""
-        keys, quiet = xml.read_delete(await call.xml())
+        objects, quiet = xml.read_delete(await call.xml())
         tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
         children: list[tuple[str, Any]] = []
         backend = self._backends.known(call.caller, call.bucket)
         await backend.check_there()
-        for key in keys:
+        for item in objects:
+            about = [("Key", item.key)] + ([("VersionId", item.version_id)] if item.version_id else [])
             try:
-                call.caller.check(tenant, call.bucket, key, AccessLevel.WRITE)
-                await backend.delete(key, "")
+                call.caller.check(tenant, call.bucket, item.key, AccessLevel.WRITE)
+                conditions = DeleteConditions(item.etag, item.modified, item.size)
+                deletion = await delete(backend, item.key, item.version_id, conditions)
+                if deletion.is_marker:
+                    about += [("DeleteMarker", "true"), ("DeleteMarkerVersionId", deletion.version_id)]
                 if not quiet:
-                    children.append(("Deleted", [("Key", key)]))
+                    children.append(("Deleted", about))
             except (QuireError, S3Error) as error:
-                self._on_failure(f"S3 DELETE /{call.bucket}/{key}", error)
+                self._on_failure(f"S3 DELETE /{call.bucket}/{item.key}", error)
                 failed = error if isinstance(error, S3Error) else s3_error_of(error)
-                children.append(("Error", [("Key", key), ("Code", failed.code), ("Message", failed.message)]))
+                children.append(("Error", [*about, ("Code", failed.code), ("Message", failed.message)]))
         return xml_answer(xml.document("DeleteResult", children))
 
 
@@ -233,13 +257,13 @@ class _Asked:
     def encoded(self, text: str) -> str:
         return xml.encoded(text, self.encoding)
 
-    def echoed(self, bucket: str, listing: ObjectListing) -> list[tuple[str, Any]]:
+    def echoed(self, bucket: str, *, truncated: bool) -> list[tuple[str, Any]]:
         """Return the elements that all answers begin with."""
         children: list[tuple[str, Any]] = [
             ("Name", bucket),
             ("Prefix", self.encoded(self.prefix)),
             ("MaxKeys", self.limit),
-            ("IsTruncated", str(listing.truncated).lower()),
+            ("IsTruncated", str(truncated).lower()),
         ]
         if self.delimiter:
             children.append(("Delimiter", self.encoded(self.delimiter)))
@@ -281,11 +305,11 @@ def _entries(listing: ObjectListing, listing_request: _Asked, owner: str) -> lis
         if owner:
             about.append(("Owner", [("ID", owner), ("DisplayName", owner)]))
         elements.append(("Contents", about))
-    return elements + _prefixes(listing, listing_request)
+    return elements + _prefixes(listing.prefixes, listing_request)
 
 
-def _prefixes(listing: ObjectListing, listing_request: _Asked) -> list[tuple[str, Any]]:
-    return [("CommonPrefixes", [("Prefix", listing_request.encoded(prefix))]) for prefix in listing.prefixes]
+def _prefixes(prefixes: Sequence[str], listing_request: _Asked) -> list[tuple[str, Any]]:
+    return [("CommonPrefixes", [("Prefix", listing_request.encoded(prefix))]) for prefix in prefixes]
 
 
 def _about(entry: StoredObject) -> list[tuple[str, Any]]:

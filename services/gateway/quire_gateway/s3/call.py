@@ -17,9 +17,10 @@ from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
 from quire_gateway.s3.access import S3Caller
-from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import PREFIX, BodyChecks
+from quire_gateway.s3.declared import Described
+from quire_gateway.s3.tagging import tags_of_header
 
 KEY_BYTES_MAX: Final = 1024
 BODY_BYTES_MAX: Final = 5 << 30
@@ -52,6 +53,8 @@ class Call:
     principal: Principal = field(init=False)
     admitted: Taken = field(init=False)
     streaming: web.StreamResponse | None = None
+    shared_headers: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer, also of an error: CORS, encryption."""
 
     @property
     def method(self) -> str:
@@ -92,15 +95,14 @@ class Call:
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         """Return a number of the query. Raises `S3Error` InvalidArgument."""
-        text = self.query.get(name, "")
-        if not text:
-            return default
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
-            raise S3Error("InvalidArgument", f"{name} is a number from {low} to {high}")
-        return int(text)
+        return _number(name, self.query.get(name, ""), default, low, high)
+
+    def header_number(self, name: str, default: int, low: int, high: int) -> int:
+        """Return a number of the headers. Raises `S3Error` InvalidArgument."""
+        return _number(name, self.header(name), default, low, high)
 
     def described(self) -> Described:
-        """Content headers and user metadata. Raises `S3Error` MetadataTooLarge."""
+        """Content headers, user metadata and tags. Raises `S3Error` MetadataTooLarge, InvalidTag."""
         headers = {name: self.header(name) for name in _KEPT if self.header(name)}
         if "content-encoding" in headers:
             encodings = headers["content-encoding"].split(",")
@@ -116,7 +118,7 @@ class Call:
         for kind, pairs in (("metadata", metadata), ("content headers", headers)):
             if sum(len(name) + len(value.encode()) for name, value in pairs.items()) > METADATA_BYTES_MAX:
                 raise S3Error("MetadataTooLarge", f"Your {kind} have more than {METADATA_BYTES_MAX} bytes")
-        return Described(headers, metadata)
+        return Described(headers, metadata, tags_of_header(self.header("x-amz-tagging")))
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -150,7 +152,7 @@ class Call:
         if trailer and (framing is None or not mode.endswith("TRAILER") or not trailer.startswith(PREFIX)):
             raise S3Error("MalformedTrailerError", f"x-amz-trailer: {trailer[:80]} does not fit the request")
         signed_hash = mode if framing is None and mode != UNSIGNED else ""
-        checks = BodyChecks(declared, trailer.removeprefix(PREFIX), self.header("Content-MD5"), signed_hash)
+        checks = BodyChecks(declared, trailer.removeprefix(PREFIX), self.http.headers.get("Content-MD5"), signed_hash)
         content: Any = self.http.content
         return Body(content, length, checks, framing)
 
@@ -169,6 +171,14 @@ class Call:
         if self.header("Expect").lower() == "100-continue":
             await self.http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.http.writer.output_size = 0
+
+
+def _number(name: str, text: str, default: int, low: int, high: int) -> int:
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise S3Error("InvalidArgument", f"{name} is a number from {low} to {high}")
+    return int(text)
 
 
 def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:

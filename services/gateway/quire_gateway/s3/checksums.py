@@ -60,11 +60,11 @@ class BodyChecks:
     """Feed it every byte; `finish` compares. MD5 is S3's ETag, so it is always made.
 
     `declared`: x-amz-checksum-* of the request's headers, by algorithm, base64. `trailing`: the algorithm whose value
-    comes in a trailer. `content_md5`: base64. `payload_sha256`: hexadecimal, as signed.
+    comes in a trailer. `content_md5`: base64; None if there is none. `payload_sha256`: hexadecimal, as signed.
     """
 
     def __init__(
-        self, declared: Mapping[str, str], trailing: str, content_md5: str = "", payload_sha256: str = ""
+        self, declared: Mapping[str, str], trailing: str, content_md5: str | None = None, payload_sha256: str = ""
     ) -> None:
         unknown = [name for name in (*declared, *filter(None, (trailing,))) if name not in _MAKE]
         if unknown:
@@ -73,9 +73,7 @@ class BodyChecks:
             raise S3Error("InvalidRequest", "Expecting a single x-amz-checksum- header")
         self._declared = {name: _decoded(value, "x-amz-checksum-" + name) for name, value in declared.items()}
         self._trailing = trailing
-        self._content_md5 = _decoded(content_md5, "Content-MD5") if content_md5 else b""
-        if content_md5 and len(self._content_md5) != hashlib.md5(usedforsecurity=False).digest_size:
-            raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+        self._content_md5 = _md5_of(content_md5) if content_md5 is not None else b""
         self._payload_sha256 = payload_sha256
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._sums: dict[str, _Sum] = {name: _MAKE[name]() for name in {*declared, *filter(None, (trailing,))}}
@@ -156,6 +154,16 @@ def combined_checksum(algorithm: str, full_object: bool, parts: Sequence[UploadP
 def kind_of(checksums: Mapping[str, str]) -> str:
     """Return the type of an object's checksums."""
     return COMPOSITE if any("-" in value for value in checksums.values()) else FULL_OBJECT
+
+
+def _md5_of(header: str) -> bytes:
+    try:
+        digest = base64.b64decode(header, validate=True)
+    except (binascii.Error, ValueError):
+        digest = b""
+    if len(digest) != hashlib.md5(usedforsecurity=False).digest_size:
+        raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+    return digest
 
 
 def _decoded(value: str, name: str) -> bytes:

@@ -17,15 +17,17 @@ from quire.telemetry import logger, names
 from quire_gateway.access.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
-from quire_gateway.core.s3_operations import GET_CHUNKS, Operation, operation_of
+from quire_gateway.core.s3_operations import ENCRYPTION, GET_CHUNKS, Operation, operation_of
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.call import Call, read_call
+from quire_gateway.s3.cross_origin import CrossOrigin
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
+from quire_gateway.s3.settings import BucketSettings
 from quire_server import tasks
 from quire_server.core.shares import SharedBound
 from quire_server.http_requests import HttpRequests, traced
@@ -44,16 +46,39 @@ OF_BUCKETS: Final[dict[str, Callable[[BucketRequests, Call], Awaitable[web.Strea
     "HeadBucket": BucketRequests.head,
     "DeleteBucket": BucketRequests.delete,
     "GetBucketLocation": BucketRequests.location,
-    "GetBucketVersioning": BucketRequests.versioning,
     "ListObjectVersions": BucketRequests.list_versions,
     "ListMultipartUploads": BucketRequests.list_uploads,
     "ListObjectsV2": BucketRequests.list_v2,
     "ListObjects": BucketRequests.list_v1,
     "DeleteObjects": BucketRequests.delete_objects,
 }
+OF_SETTINGS: Final[dict[str, Callable[[BucketSettings, Call], Awaitable[web.StreamResponse]]]] = {
+    "GetBucketVersioning": BucketSettings.versioning,
+    "PutBucketVersioning": BucketSettings.set_versioning,
+    "GetBucketCors": BucketSettings.cors,
+    "PutBucketCors": BucketSettings.set_cors,
+    "DeleteBucketCors": BucketSettings.delete_cors,
+    "GetBucketLifecycleConfiguration": BucketSettings.lifecycle,
+    "PutBucketLifecycleConfiguration": BucketSettings.set_lifecycle,
+    "DeleteBucketLifecycle": BucketSettings.delete_lifecycle,
+    "GetBucketTagging": BucketSettings.tagging,
+    "PutBucketTagging": BucketSettings.set_tagging,
+    "DeleteBucketTagging": BucketSettings.delete_tagging,
+    "GetBucketEncryption": BucketSettings.encryption,
+    "PutBucketEncryption": BucketSettings.set_encryption,
+    "DeleteBucketEncryption": BucketSettings.delete_encryption,
+}
+_SAYS_ENCRYPTED: Final = (
+    "GetObject", "HeadObject", "PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload",
+    "CompleteMultipartUpload",
+)  # fmt: skip
 OF_OBJECTS: Final[dict[str, Callable[[ObjectRequests, Call], Awaitable[web.StreamResponse]]]] = {
     "PutObjectAcl": ObjectRequests.set_acl,
     "GetObjectAcl": ObjectRequests.acl,
+    "GetObjectTagging": ObjectRequests.tagging,
+    "PutObjectTagging": ObjectRequests.set_tagging,
+    "DeleteObjectTagging": ObjectRequests.delete_tagging,
+    "GetObjectAttributes": ObjectRequests.attributes,
     "UploadPart": ObjectRequests.put_part,
     "UploadPartCopy": ObjectRequests.put_part,
     "CopyObject": ObjectRequests.copy,
@@ -96,6 +121,9 @@ class S3Frontend:
         )
         self._handlers: dict[str, Handler] = {name: partial(method, buckets) for name, method in OF_BUCKETS.items()}
         self._handlers |= {name: partial(method, objects) for name, method in OF_OBJECTS.items()}
+        settings = BucketSettings(backends, config.s3_encrypted)
+        self._handlers |= {name: partial(method, settings) for name, method in OF_SETTINGS.items()}
+        self._cross_origin = CrossOrigin(backends.buckets, authenticator)
         # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
         self._by_rdma: list[tuple[str, str, str, Handler]] = [
             ("object", "GET", TOKEN, rdma.get),
@@ -152,11 +180,17 @@ class S3Frontend:
             with traced(http, names.GATEWAY_S3, request_id, strangers=self._config.asks_for_tokens) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 check_implemented(call)
-                call.caller = await self._authenticator.caller(call.signed)
-                call.principal = self._admission.principal(call.caller.key)
-                operation, handler, by_rdma = self._operation(call)
-                span.set_attribute("quire.operation", operation.name)
-                response = await self._shared(handler, by_rdma, call)
+                if call.method == "OPTIONS":
+                    response = await self._cross_origin.answer(call)
+                else:
+                    call.caller = await self._authenticator.caller(call.signed)
+                    call.principal = self._admission.principal(call.caller.key)
+                    await self._cross_origin.check(call)
+                    operation, handler, by_rdma = self._operation(call)
+                    span.set_attribute("quire.operation", operation.name)
+                    if self._config.s3_encrypted and operation.name in _SAYS_ENCRYPTED:
+                        call.shared_headers[ENCRYPTION] = "AES256"
+                    response = await self._shared(handler, by_rdma, call)
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
@@ -167,11 +201,14 @@ class S3Frontend:
                 if http.transport is not None:
                     http.transport.abort()
                 raise ConnectionResetError("the answer broke off") from error
+            if call is not None:
+                call.shared_headers.pop(ENCRYPTION, None)
             response = _failed(http, error, request_id)
         finally:
             self._running -= 1
         if not response.prepared:
             response.headers["x-amz-request-id"] = request_id
+            response.headers.update(call.shared_headers if call is not None else {})
         if not http.content.is_eof():
             response.force_close()  # what is left of an unwanted body must not count as a request
         return response
@@ -199,6 +236,8 @@ class S3Frontend:
         level = "object" if call.key else "bucket" if call.bucket else "service"
         call.check_acl()
         call.check_owner()
+        if call.header(ENCRYPTION) and not self._config.s3_encrypted:
+            raise S3Error("NotImplemented", f"{ENCRYPTION}: nothing here says that the object tier encrypts")
         for at, method, header, handler in self._by_rdma:
             if (at, method) == (level, call.method) and call.header(header):
                 is_post = method == "POST"
@@ -219,9 +258,7 @@ class S3Frontend:
 
 
 def check_implemented(call: Call) -> None:
-    """Refuse requests of browsers without credentials. Raises `S3Error` NotImplemented."""
-    if call.method == "OPTIONS":
-        raise S3Error("NotImplemented", "Bucket CORS is not implemented here")
+    """Refuse forms of browsers. Raises `S3Error` NotImplemented."""
     is_form = call.header("Content-Type").lower().startswith("multipart/form-data")
     if call.method == "POST" and is_form and not call.key and not call.query:
         raise S3Error("NotImplemented", "POST forms are not implemented here; presigned URLs are")

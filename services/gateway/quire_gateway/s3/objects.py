@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
@@ -10,15 +11,19 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from quire.model.buckets import StoredObject
+from quire.model.buckets import NULL_VERSION, StoredObject
 from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_part, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
-from quire_gateway.s3.backend import Backend, ExpectedObject, ObjectBackend
+from quire_gateway.s3.attributes import attributes_document
+from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import COMPOSITE, FULL_OBJECT, PREFIX, checksum_type_of, kind_of
+from quire_gateway.s3.declared import ExpectedObject
+from quire_gateway.s3.deletions import DeleteConditions, delete
+from quire_gateway.s3.tagging import OBJECT_TAGS_MAX, read_tagging, tagging_document
 from quire_server.http_requests import send
 from quire_server.limits.shared_room import SharedRoom
 from quire_server.redis.keys.access import AccessLevel
@@ -55,24 +60,25 @@ class ObjectRequests:
         self._bodies = bodies
 
     async def get(self, call: Call) -> web.StreamResponse:
-        """GetObject, HeadObject: ranges and conditions; an object is one part."""
+        """GetObject, HeadObject: ranges, parts, versions and conditions."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         entry = await _found(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
+        headers = _headers(entry, call) | _overrides(call)
         if "partNumber" in call.query:
             part = call.number("partNumber", 1, 1, _PARTS_MAX)
-            span = read_part(part, call.header("Range"), entry.size)
+            span = read_part(part, call.header("Range"), entry)
+            if entry.parts:
+                headers["x-amz-mp-parts-count"] = str(len(entry.parts))
+                checksums = next(each.checksums for each in entry.parts if each.number == part)
+                headers |= _checksum_headers(call, checksums, kind_of(entry.checksums))
         else:
             span = read_range(call.header("Range"), entry.size)
-        headers = _headers(entry)
-        headers |= _overrides(call)
         start, end = span or (0, entry.size)
         if span is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{entry.size}"
-        elif call.header("x-amz-checksum-mode").upper() == "ENABLED":
-            headers |= {PREFIX + name: value for name, value in entry.checksums.items()}
-            if entry.checksums:
-                headers[f"{PREFIX}type"] = kind_of(entry.checksums)
+        else:
+            headers |= _checksum_headers(call, entry.checksums, kind_of(entry.checksums))
         headers["Content-Length"] = str(end - start)
         response = web.StreamResponse(status=206 if span is not None else 200, headers=headers)
         if call.method == "HEAD" or end == start:
@@ -102,55 +108,61 @@ class ObjectRequests:
         await call.go_on()
         entry = await backend.put(call.key, body, described, expected)
         headers = {"ETag": f'"{entry.etag}"'} | {PREFIX + name: value for name, value in entry.checksums.items()}
-        return web.Response(headers=headers)
+        return web.Response(headers=headers | version_header(entry.version_id))
 
     async def delete(self, call: Call) -> web.StreamResponse:
-        """DeleteObject."""
+        """DeleteObject: the object, if it fits conditions, or a version of it."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
-        etag = ""
-        if call.header("If-Match"):
-            etag = await expected_etag(backend, call.key, Preconditions(if_match=call.header("If-Match")))
-        await backend.delete(call.key, etag)
-        return web.Response(status=204)
+        version_id = call.query.get("versionId", "")
+        names = ("If-Match", "x-amz-if-match-last-modified-time", "x-amz-if-match-size")
+        deletion = await delete(backend, call.key, version_id, DeleteConditions(*(call.header(name) for name in names)))
+        headers = version_header(deletion.version_id)
+        if deletion.is_marker:
+            headers["x-amz-delete-marker"] = "true"
+        return web.Response(status=204, headers=headers)
 
     async def copy(self, call: Call) -> web.StreamResponse:
         """CopyObject, by copies of the blobs."""
         target = self._object_backend(call)
-        source, entry = await self._source(call)
+        source, entry, version_id = await self._source(call)
         if entry.size > _COPY_BYTES_MAX:
             raise S3Error("InvalidRequest", "The copy source is larger than 5 GiB; copy it in parts")
         replacing = call.header("x-amz-metadata-directive").upper() == "REPLACE"
-        same = source.place == target.place and entry.key == call.key
+        same = source.place == target.place and entry.key == call.key and not version_id
         if same and not replacing:
             raise S3Error("InvalidRequest", "This copy request is illegal: it copies an object to itself, unchanged")
         described = call.described()
         if not replacing:
-            described = type(described)(entry.headers, entry.metadata)
+            described = replace(described, headers=entry.headers, metadata=entry.metadata)
+        if call.header("x-amz-tagging-directive").upper() != "REPLACE":
+            described = replace(described, tags=entry.tags)
         expected = await expected_etag(target, call.key, call.conditions) if call.conditions.of_write else ""
-        target_entry = replace(entry, key=call.key)
-        copied = await target.copy(target_entry, source, described, expected)
+        algorithm, _ = checksum_type_of(call.header(f"{PREFIX}algorithm"), "")
+        copied = await target.copy(call.key, entry, source, described, expected, algorithm)
         children = [("LastModified", xml.stamp(copied.modified_s)), ("ETag", f'"{copied.etag}"')]
-        return xml_answer(xml.document("CopyObjectResult", children))
+        children += xml.checksum_elements(copied.checksums)
+        answer = xml_answer(xml.document("CopyObjectResult", children))
+        answer.headers.update(version_header(copied.version_id))
+        if version_id:
+            answer.headers["x-amz-copy-source-version-id"] = version_id
+        return answer
 
-    async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
-        """Return backend and entry of x-amz-copy-source, after a check of its conditions. Raises `S3Error`."""
+    async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject, str]:
+        """Return backend, entry and version of x-amz-copy-source, after a check of its conditions. Raises `S3Error`."""
         quoted, _, version = call.header("x-amz-copy-source").partition("?versionId=")  # a key's own are encoded
-        if version not in ("", "null"):
-            raise S3Error("NotImplemented", "There are no versions")
         bucket, _, key = unquote(quoted).removeprefix("/").partition("/")
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
         backend = self._backends.object_backend(call.caller, bucket, key, AccessLevel.READ)
-        entry = await backend.head(key)
-        if entry is None:
-            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        version_id = unquote(version)
+        entry = await backend.found(key, version_id)
         names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
         conditions = Preconditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
         try:
             check_read(conditions, entry.etag, entry.modified_s)
         except S3Error as error:
             raise S3Error("PreconditionFailed", error.message) from None
-        return backend, entry
+        return backend, entry, version_id
 
     async def acl(self, call: Call) -> web.StreamResponse:
         """GetObjectAcl: always `private`."""
@@ -163,6 +175,37 @@ class ObjectRequests:
         await _found(self._object_backend(call), call)
         await call.check_private()
         return web.Response()
+
+    async def attributes(self, call: Call) -> web.StreamResponse:
+        """GetObjectAttributes."""
+        backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
+        entry = await backend.found(call.key, call.query.get("versionId", ""))
+        check_read(call.conditions, entry.etag, entry.modified_s)
+        limit = min(call.header_number("x-amz-max-parts", _LIST_MAX, 0, 1 << 29), _LIST_MAX)
+        marker = call.header_number("x-amz-part-number-marker", 0, 0, _PARTS_MAX)
+        answer = xml_answer(attributes_document(entry, call.header("x-amz-object-attributes"), limit, marker))
+        answer.headers["Last-Modified"] = formatdate(entry.modified_s, usegmt=True)
+        answer.headers.update(version_header(entry.version_id))
+        return answer
+
+    async def tagging(self, call: Call) -> web.StreamResponse:
+        """GetObjectTagging."""
+        backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
+        entry = await backend.found(call.key, call.query.get("versionId", ""))
+        answer = xml_answer(tagging_document(entry.tags))
+        answer.headers.update(version_header(entry.version_id))
+        return answer
+
+    async def set_tagging(self, call: Call) -> web.StreamResponse:
+        """PutObjectTagging, of an object or a version."""
+        tags = read_tagging(await call.xml(), OBJECT_TAGS_MAX)
+        entry = await self._object_backend(call).tag(call.key, call.query.get("versionId", ""), tags)
+        return web.Response(headers=version_header(entry.version_id))
+
+    async def delete_tagging(self, call: Call) -> web.StreamResponse:
+        """DeleteObjectTagging, of an object or a version."""
+        entry = await self._object_backend(call).tag(call.key, call.query.get("versionId", ""), {})
+        return web.Response(status=204, headers=version_header(entry.version_id))
 
     # ---- multipart uploads
 
@@ -185,13 +228,16 @@ class ObjectRequests:
         if not number:
             raise S3Error("InvalidArgument", f"partNumber is a number from 1 to {_PARTS_MAX}")
         if call.header("x-amz-copy-source"):
-            source, entry = await self._source(call)
+            source, entry, version_id = await self._source(call)
             byte_range = call.header("x-amz-copy-source-range")
             span = read_copy_range(byte_range, entry.size) if byte_range else (0, entry.size)
             part = await backend.copy_part(call.key, upload_id, number, span[1] - span[0], source.read(entry, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
             children += xml.checksum_elements(part.checksums)
-            return xml_answer(xml.document("CopyPartResult", children))
+            answer = xml_answer(xml.document("CopyPartResult", children))
+            if version_id:
+                answer.headers["x-amz-copy-source-version-id"] = version_id
+            return answer
         body = call.body()
         await call.go_on()
         part = await backend.put_part(call.key, upload_id, number, body)
@@ -219,7 +265,9 @@ class ObjectRequests:
         ]
         if completed.checksums:
             children.append(("ChecksumType", kind_of(completed.checksums)))
-        return xml_answer(xml.document("CompleteMultipartUploadResult", children))
+        answer = xml_answer(xml.document("CompleteMultipartUploadResult", children))
+        answer.headers.update(version_header(completed.version_id))
+        return answer
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
         """AbortMultipartUpload."""
@@ -259,6 +307,11 @@ class ObjectRequests:
 
 
 async def _found(backend: Backend, call: Call) -> StoredObject:
+    version_id = call.query.get("versionId", "")
+    if isinstance(backend, ObjectBackend):
+        return await backend.found(call.key, version_id)
+    if version_id not in ("", NULL_VERSION):
+        raise S3Error("NoSuchVersion", "The specified version does not exist.")
     entry = await backend.head(call.key)
     if entry is None:
         raise S3Error("NoSuchKey", "The specified key does not exist.")
@@ -272,6 +325,13 @@ async def expected_etag(backend: Backend, key: str, conditions: Preconditions) -
     return "absent" if entry is None else entry.etag
 
 
+def _checksum_headers(call: Call, checksums: Mapping[str, str], kind: str) -> dict[str, str]:
+    """Return the headers of checksums, by algorithm, if the client wants them."""
+    if not checksums or call.header("x-amz-checksum-mode").upper() != "ENABLED":
+        return {}
+    return {PREFIX + name: value for name, value in checksums.items()} | {f"{PREFIX}type": kind}
+
+
 def _overrides(call: Call) -> dict[str, str]:
     """Return the response headers of the query. Raises `S3Error` InvalidArgument for an impossible one."""
     headers = {name: call.query[parameter] for parameter, name in _OVERRIDES.items() if parameter in call.query}
@@ -280,13 +340,20 @@ def _overrides(call: Call) -> dict[str, str]:
     return headers
 
 
-def _headers(entry: StoredObject) -> dict[str, str]:
+def version_header(version_id: str) -> dict[str, str]:
+    """Return the header of a version; none without versioning."""
+    return {"x-amz-version-id": version_id} if version_id else {}
+
+
+def _headers(entry: StoredObject, call: Call) -> dict[str, str]:
     headers = {"content-type": "binary/octet-stream"} | dict(entry.headers)
     headers |= {f"x-amz-meta-{name}": value for name, value in entry.metadata.items()}
     headers["ETag"] = f'"{entry.etag}"'
     headers["Last-Modified"] = formatdate(entry.modified_s, usegmt=True)
     headers["Accept-Ranges"] = "bytes"
-    return headers
+    if entry.tags:
+        headers["x-amz-tagging-count"] = str(len(entry.tags))
+    return headers | version_header(entry.version_id or call.query.get("versionId", "")) | call.shared_headers
 
 
 def xml_answer(body: bytes) -> web.Response:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from quire.model.buckets import CommitOutcome, DeleteOutcome, MultipartUpload, Page, StoredObject, UploadPart
+from quire.model.buckets import (
+    Commit,
+    CommitOutcome,
+    Deletion,
+    MultipartUpload,
+    Page,
+    StoredObject,
+    UploadPart,
+    VersionsPage,
+)
 
 
 class Blobs(Protocol):
@@ -39,21 +48,31 @@ class Buckets(Protocol):
     async def exists(self, tenant: str, bucket: str) -> bool: ...
 
     async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
-        """Remove a bucket without objects, with its unfinished uploads; whether it had none."""
+        """Remove a bucket without objects and versions, with its unfinished uploads; whether it had none."""
 
     async def all(self, tenant: str) -> list[tuple[str, float]]:
         """Names and times of creation, in order."""
 
+    async def settings(self, tenant: str, bucket: str) -> Mapping[str, bytes]:
+        """Return a bucket's settings by name; empty too if it is not there."""
+
+    async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
+        """Set a setting, an empty value for none; whether the bucket is there.
+
+        "versioning" has a value of `Versioning`; the others are the frontend's.
+        """
+
     async def stored_bytes(self, tenant: str) -> int:
         """Return a tenant's charge in bytes.
 
-        It counts objects, parts and unremoved blobs, and `ENTRY_BYTES` for each object, part, upload and bucket.
+        It counts objects, their older versions, parts and unremoved blobs, and `ENTRY_BYTES` for each object, version,
+        delete marker, part, upload and bucket.
         """
 
     async def everywhere(self) -> list[tuple[str, str]]:
         """(tenant, bucket) of all; for the sweep."""
 
-    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> CommitOutcome:
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> Commit:
         """Store an object under its key. If this raises, it may be stored or not.
 
         Args:
@@ -64,10 +83,57 @@ class Buckets(Protocol):
             now_ms: Time, Unix epoch.
         """
 
-    async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None: ...
+    async def get(self, tenant: str, bucket: str, key: str, version_id: str = "") -> StoredObject | None:
+        """Return an object, or a version of it by its id or "null"; both may be a delete marker."""
 
-    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> DeleteOutcome:
-        """Delete an object, if it has the ETag; an empty one for any."""
+    async def delete(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        now_ms: int,
+        etag: str = "",
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
+        """Delete an object; with versioning it becomes an older version.
+
+        Args:
+            tenant: Name of the tenant.
+            bucket: Name of the bucket.
+            key: Of the object.
+            now_ms: Time, Unix epoch.
+            etag: That it must have; "" for any.
+            unchanged: The object as it must be, time of the write included; None for any.
+        """
+
+    async def delete_version(
+        self,
+        tenant: str,
+        bucket: str,
+        key: str,
+        version_id: str,
+        now_ms: int,
+        unchanged: StoredObject | None = None,
+    ) -> Deletion:
+        """Delete a version for good; the newest that is left is the object then, unless it is a delete marker."""
+
+    async def tag(self, tenant: str, bucket: str, key: str, version_id: str, tags: Mapping[str, str]) -> bool:
+        """Replace the tags of an object, or of a version of it; whether it is there."""
+
+    async def versions(
+        self, tenant: str, bucket: str, prefix: str, marker: str, version_id: str, past: bool, limit: int
+    ) -> VersionsPage:
+        """Return versions of objects whose keys begin with `prefix`.
+
+        Args:
+            tenant: Name of the tenant.
+            bucket: Name of the bucket.
+            prefix: Of the keys; "" for all.
+            marker: Key after which the page begins; "" for none.
+            version_id: Version of that key after which the page begins, by its id or "null"; "" for its last one.
+            past: Whether the page begins after all keys that begin with `marker`.
+            limit: How many at most.
+        """
 
     async def page(
         self, tenant: str, bucket: str, prefix: str, marker: str, past: bool, limit: int, delimiter: str = ""
@@ -115,7 +181,7 @@ class Buckets(Protocol):
         parts: Sequence[UploadPart],
         expected: str,
         now_ms: int,
-    ) -> CommitOutcome:
+    ) -> Commit:
         """Store the object that parts make, and end the upload. See `put`."""
 
     async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:

@@ -45,12 +45,12 @@ from quire_gateway.kv.leases import Leases
 from quire_gateway.kv.single_chunk import SingleChunkReads
 from quire_gateway.kv.transfers import FetchCall, KvTransfers, StoreCall
 from quire_gateway.ports import LayerArrived
-from quire_gateway.s3.backend import Described
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.chunk_names import ChunkName
+from quire_gateway.s3.declared import Described
 from quire_gateway.s3.objects import expected_etag
 from quire_server.limits.turns import FairTurns
 from quire_server.lookups import LookupAnswer

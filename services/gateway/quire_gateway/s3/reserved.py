@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from quire.model.buckets import Page, StoredObject
+from quire.model.buckets import DeleteOutcome, Deletion, Page, StoredObject
 from quire.model.chunk_object import (
     HEADER,
     ChunkObject,
@@ -35,9 +35,9 @@ from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.images.service import ImageService
 from quire_gateway.ports import ChunkAttributes, ChunkIndex
-from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.chunk_names import ChunkName, namespace_of, translated, translated_tail
+from quire_gateway.s3.declared import Described
 
 WHOLE_BODIES: Final = 4
 """Requests that hold a whole object of these buckets in memory at a time."""
@@ -210,16 +210,17 @@ class ChunkBackend:
         except CorruptData:
             return None
 
-    async def delete(self, key: str, etag: str) -> None:
+    async def delete(self, key: str, etag: str) -> Deletion:
         """Out of the index; the nodes that hold the chunk drop it, the object tier too."""
         _unconditional(etag)
         name = ChunkName.parse(key)
         async with self._whole():
             chunk = await self._stored(await self._derived(name)) if name is not None else None
         if name is None or chunk is None or chunk.record.namespace != name.namespace:
-            return
+            return Deletion(DeleteOutcome.MISSING)
         if not await self._index.evict_object(chunk.record):
             raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
+        return Deletion(DeleteOutcome.DELETED)
 
 
 class LatentBackend:
@@ -269,9 +270,10 @@ class LatentBackend:
                 )
                 return _latent_entry(entry)
 
-    async def delete(self, key: str, etag: str) -> None:
+    async def delete(self, key: str, etag: str) -> Deletion:
         _unconditional(etag)
         await self._images.delete(self._tenant, key)
+        return Deletion(DeleteOutcome.DELETED)
 
 
 def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bool:

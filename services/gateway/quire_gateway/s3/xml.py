@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,6 +22,7 @@ DELETE_KEYS_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 _CHECKSUM: Final = "Checksum"
 _CONTROL: Final = re.compile(rb"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));|([\x00-\x08\x0b\x0c\x0e-\x1f])")
+_OF_DELETE: Final = ("VersionId", "ETag", "LastModifiedTime", "Size")
 Tree = str | list[tuple[str, Any]]
 
 
@@ -93,8 +95,56 @@ def _text(element: Any, name: str) -> str | None:
     return (elements[0].text or "") if elements else None
 
 
-def read_delete(body: bytes) -> tuple[list[str], bool]:
-    """Keys of a DeleteObjects request, and whether it is quiet. Raises `S3Error`."""
+def read_tree(body: bytes, name: str, schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Read a document into the form that `document` takes.
+
+    Args:
+        body: The document.
+        name: Of its root.
+        schema: By name of an element, the schema of its children, or None for text.
+
+    Raises:
+        S3Error: MalformedXML; NotImplemented for an element that is not in the schema.
+    """
+    return _tree(_parsed(body, name), schema)
+
+
+def _tree(element: Any, schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    children: list[tuple[str, Any]] = []
+    for child in element:
+        name = _local(child.tag)
+        if name not in schema:
+            raise S3Error("NotImplemented", f"{_local(element.tag)} with {name} is not implemented here")
+        inner = schema[name]
+        if inner is None and len(child):
+            raise S3Error("MalformedXML", f"{name} is text")
+        children.append((name, (child.text or "") if inner is None else _tree(child, inner)))
+    return children
+
+
+def texts(tree: Sequence[tuple[str, Any]], name: str) -> list[str]:
+    """Return the texts of the children of that name."""
+    return [str(value).strip() for child, value in tree if child == name]
+
+
+def trees(tree: Sequence[tuple[str, Any]], name: str) -> list[list[tuple[str, Any]]]:
+    """Return the children of that name."""
+    return [value for child, value in tree if child == name]
+
+
+@dataclass(frozen=True, slots=True)
+class ToDelete:
+    """An object of a DeleteObjects request; its version and its conditions are "" where it has none."""
+
+    key: str
+    version_id: str
+    etag: str
+    modified: str
+    size: str
+
+
+def read_delete(body: bytes) -> tuple[list[ToDelete], bool]:
+    """Read a DeleteObjects request: what to delete, and whether it is quiet. Raises `S3Error`."""
     nonce = os.urandom(8).hex()
     try:
         root = _parsed(body, "Delete")
@@ -105,11 +155,10 @@ def read_delete(body: bytes) -> tuple[list[str], bool]:
         key = _text(child, "Key")
         if not key:
             raise S3Error("MalformedXML", "An Object has no Key")
-        if conditions := sorted({_local(element.tag) for element in child} - {"Key", "VersionId"}):
-            raise S3Error("NotImplemented", f"An Object with {conditions[0]} is not implemented here")
-        if _text(child, "VersionId") not in (None, "", "null"):
-            raise S3Error("NotImplemented", "There are no versions")
-        keys.append(re.sub(f"{nonce}([0-9a-f]{{2}})", lambda code: chr(int(code[1], 16)), key))
+        if foreign := sorted({_local(element.tag) for element in child} - {"Key", *_OF_DELETE}):
+            raise S3Error("NotImplemented", f"An Object with {foreign[0]} is not implemented here")
+        key = re.sub(f"{nonce}([0-9a-f]{{2}})", lambda code: chr(int(code[1], 16)), key)
+        keys.append(ToDelete(key, *((_text(child, name) or "").strip() for name in _OF_DELETE)))
     if not 0 < len(keys) <= DELETE_KEYS_MAX:
         raise S3Error("MalformedXML", f"{len(keys)} keys; 1 to {DELETE_KEYS_MAX} can be deleted at a time")
     return keys, (_text(root, "Quiet") or "").lower() == "true"
