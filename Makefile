@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu gpu-bundle test-s3 test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu gpu-bundle test-s3 test-ceph test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -62,6 +62,15 @@ gpu-bundle: $(STAMP)    ## the same, packed for a GPU machine without a network:
 
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3
+
+S3_TESTS ?= https://github.com/ceph/s3-tests
+S3_TESTS_COMMIT := 8f0ae7b
+test-ceph: $(STAMP)     ## Ceph's tests of S3 (ceph/s3-tests) against a local cluster, compared with the list of those that pass
+	[ -d build/s3-tests ] || git clone -q $(S3_TESTS) build/s3-tests
+	git -C build/s3-tests checkout -q $(S3_TESTS_COMMIT)
+	[ -d build/s3-tests/.venv ] || $(PYTHON) -m venv build/s3-tests/.venv
+	build/s3-tests/.venv/bin/python -m pip install -q -r build/s3-tests/requirements.txt pytest-timeout pytest-xdist
+	$(BIN)/python -m tests.ceph.run build/s3-tests build/s3-tests/.venv/bin/python
 
 fuzz: $(STAMP)          ## what strangers send to the S3 frontend, coverage-guided, two minutes each; the corpus is kept
 	for name in chunked headers bodies descriptors ranges; do \

@@ -142,6 +142,7 @@ _ANSWERS: Final[dict[str, tuple[int, dict[str, Schema], tuple[int, ...]]]] = {
         (),
     ),
     "_latent": (200, {"application/x-quire-latent": _BYTES}, (404,)),
+    "_openapi": (200, {"application/json": {"type": "object", "required": ["openapi"]}}, ()),
     "_known_vaes": (200, {"application/json": {"type": "object", "required": ["vaes", "digest"]}}, ()),
 }
 _QUERIES: Final[dict[str, dict[str, Schema]]] = {

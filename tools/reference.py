@@ -239,6 +239,7 @@ def pages() -> dict[Path, str]:
         "grpc.md": grpc_services,
         "http.md": interfaces.http,
         "openapi.json": openapi.document,
+        "../../services/gateway/quire_gateway/http/openapi.json": openapi.document,
         "s3.md": interfaces.s3,
         "python.md": interfaces.python,
         "../design/residency.md": residency.page,

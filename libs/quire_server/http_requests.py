@@ -15,6 +15,7 @@ from opentelemetry import trace
 
 from quire.telemetry import counter, entry, meter, names, tracer
 from quire_server.limits.connections import LISTENER_SHARE, HttpConnections, connections_max
+from quire_server.malformed_requests import MalformedAnswer
 
 IDLE_S: Final = 60.0
 """For how long a client may send or take nothing."""
@@ -31,11 +32,17 @@ class Answer:
 
 
 class HttpRequests:
-    """`frontend`: as the metrics call it. `share`: of the process' descriptors, for connections."""
+    """Counts and times of an interface's requests.
 
-    def __init__(self, frontend: str, share: float = LISTENER_SHARE) -> None:
+    Args:
+        frontend: As the metrics call it.
+        share: Of the process' descriptors, for connections.
+        malformed: Makes answers to requests that cannot be parsed; None for plain text.
+    """
+
+    def __init__(self, frontend: str, share: float = LISTENER_SHARE, malformed: MalformedAnswer | None = None) -> None:
         self._frontend = frontend
-        self.connections = HttpConnections(partial(connections_max, share))
+        self.connections = HttpConnections(partial(connections_max, share), malformed)
         kinds = [{"quire.frontend": frontend, "class": kind} for kind in _CLASSES]
         self._answers = counter(names.HTTP_REQUESTS, "1", "requests by class of their status", kinds)
         self._duration = meter().create_histogram(

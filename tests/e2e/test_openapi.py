@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +67,13 @@ def _conforms(url: str, document: dict[str, Any], method: str, path: str, mode: 
         case.call_and_validate(base_url=url, checks=_CHECKS, timeout=60)
 
     conforms()
+
+
+def test_the_gateway_serves_the_document(url: str) -> None:
+    """Without credentials, as clients are generated from it."""
+    with urllib.request.urlopen(f"{url}/v1/openapi.json", timeout=30) as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        assert answer.read() == _DOCUMENT.read_bytes()
 
 
 @pytest.mark.parametrize(("method", "path"), _operations())

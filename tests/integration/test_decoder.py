@@ -274,11 +274,12 @@ async def test_storage_that_fails_is_not_the_decoders_failure(scene: Scene, erro
     assert (await scene.home.serve(entry, PNG, "")).image
 
 
+@pytest.mark.parametrize("kind", ["forms", "latentbox"])
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 20_000])
-async def test_the_cache_holds_what_it_says(scene: Scene, cache_bytes: int) -> None:
+async def test_the_cache_holds_what_it_says(scene: Scene, cache_bytes: int, kind: str) -> None:
     """Also where hardly anything fits."""
     home = scene.home
-    home._cache = Cache(DecoderConfig(cache_bytes=cache_bytes, cache_history=64))
+    home._cache = Cache(DecoderConfig(cache=kind, cache_bytes=cache_bytes, cache_history=64))
     entries = [_image(scene, seed, f"n{seed}") for seed in range(100, 130)]
     rng = np.random.default_rng(3)
     for _ in range(200):

@@ -16,7 +16,6 @@ from rich.progress import Progress
 from quire.model.errors import InvalidRequest
 from quire_bench.decoder import figures
 from quire_bench.papers.latentbox import tables
-from quire_bench.papers.latentbox.dual_cache import Tuning
 from quire_bench.papers.latentbox.serving import IMAGES
 from quire_bench.papers.latentbox.simulator import (
     DECODE_S,
@@ -27,7 +26,8 @@ from quire_bench.papers.latentbox.simulator import (
     simulate,
     simulate_image_store,
 )
-from quire_bench.papers.latentbox.tiers import LruTier, SieveTier
+from quire_decoder.core.cache_tiers import LruTier, SieveTier
+from quire_decoder.core.dual_cache import Tuning
 from quire_tools.plan.image_trace import PUBLISHED, ImageTrace, generate, read_trace, statistics
 from quire_tools.report import Report, Row
 

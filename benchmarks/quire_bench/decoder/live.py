@@ -1,7 +1,7 @@
 """`quire bench images --live`: a trace through the real services, by what is cached (LatentBox, Table 4, Figure 7).
 
 Every set-up runs on the same stored bytes, the same requests in the same order, and the same cache size: ImgStore (PNGs
-in the same object tier), Decode-All (no cache), images alone, latents alone, and all forms.
+in the same object tier), Decode-All (no cache), images alone, latents alone, all forms, and the published cache.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SETUPS: Final[dict[str, dict[str, str]]] = {
     "images alone": {"CACHE_FORMS": "images"},
     "latents alone": {"CACHE_FORMS": "latents"},
     "all forms": {},
+    "LatentBox": {"CACHE": "latentbox", "CACHE_WINDOW": "500"},
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from quire.model.errors import ConfigInvalid
+from quire_server.malformed_requests import MalformedAnswer, protocol_of
 
 KEEPALIVE_S: Final = 75.0
 """For how long a connection stays open without a complete request."""
@@ -44,8 +45,10 @@ class HttpConnections:
     longest ago, else the oldest handshake; it is refused where all are being served.
     """
 
-    def __init__(self, bound: Callable[[], int]) -> None:
+    def __init__(self, bound: Callable[[], int], malformed: MalformedAnswer | None = None) -> None:
+        """`malformed`: makes answers to requests that cannot be parsed; None for plain text."""
         self._bound = bound
+        self._malformed = malformed
         self._handshakes: dict[asyncio.Task[Any], None] = {}
         self._transports: dict[Any, asyncio.Transport] = {}
         self._silent: dict[Any, None] = {}
@@ -77,7 +80,9 @@ class HttpConnections:
             connection.close()
             return
         tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S} if context is not None else {}
-        connecting = asyncio.get_running_loop().connect_accepted_socket(server, connection, **tls)
+        connecting = asyncio.get_running_loop().connect_accepted_socket(
+            protocol_of(server, self._malformed), connection, **tls
+        )
         handshake = asyncio.ensure_future(connecting)
         self._handshakes[handshake] = None
         handshake.add_done_callback(self._shaken)

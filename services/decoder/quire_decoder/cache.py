@@ -1,4 +1,4 @@
-"""The bytes of the cache: `core.form_cache` decides what stays, in which form."""
+"""The bytes of the cache: `core.form_cache` or `core.published_cache` decides what stays, in which form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 from quire.model.errors import ConfigInvalid
 from quire.model.images import ImageEntry
 from quire_decoder.config import DecoderConfig
+from quire_decoder.core.dual_cache import Tuning
 from quire_decoder.core.form_cache import Costs, Form, FormCache, KeptForm
+from quire_decoder.core.published_cache import PublishedCache
 
 _FORMS: Final = {"renditions": Form.RENDITION, "images": Form.IMAGE, "latents": Form.LATENT}
 _AVERAGE_SHARE: Final = 0.05
@@ -22,9 +24,14 @@ class Cache:
         if unknown := set(names) - set(_FORMS):
             raise ConfigInvalid(f"QUIRE_DECODER_CACHE_FORMS: {', '.join(unknown)}; there are {', '.join(_FORMS)}")
         self._forms = {_FORMS[name] for name in names}
-        history = 1 << (config.cache_history - 1).bit_length()
         costs = Costs(0.04, 0.14)  # until some were measured
-        self._cache: FormCache[bytes] = FormCache(config.cache_bytes, costs, Random().random, history)
+        self._cache: FormCache[bytes] | PublishedCache[bytes]
+        if config.cache == "latentbox":
+            self._forms.discard(Form.RENDITION)
+            self._cache = PublishedCache(config.cache_bytes, costs, Tuning(window=config.cache_window))
+        else:
+            history = 1 << (config.cache_history - 1).bit_length()
+            self._cache = FormCache(config.cache_bytes, costs, Random().random, history)
         self._bytes: dict[KeptForm[bytes], bytes] = {}
         self._bytes_per_pixel = 1.4  # of a lossless image, until some were seen
 
@@ -46,7 +53,8 @@ class Cache:
     def stats(self) -> dict[str, float]:
         """Figures for `quire status`."""
         cache, total = self._cache, self._cache.total
-        return {
+        share = {"cache.alpha": cache.alpha} if isinstance(cache, PublishedCache) else {}
+        return share | {
             "requests": total.requests,
             "hits.rendition": total.rendition_hits,
             "hits.image": total.image_hits,

@@ -43,6 +43,12 @@ class DecoderConfig(MemberConfig):
     model_bytes: int = setting(2 << 30, "memory for loaded VAEs; the least used go", minimum=1)
     decode_bytes: int = setting(4 << 30, "memory for decoding an image; larger ones are decoded in tiles", minimum=1)
     cache_bytes: int = setting(256 << 20, "memory for latents, images and renditions together", minimum=0)
+    cache: str = setting(
+        "forms",
+        "forms: each form competes by what it saves; latentbox: the published cache",
+        choices=("forms", "latentbox"),
+    )
+    cache_window: int = setting(10_000, "requests between two steps of the published cache's split", minimum=1)
     cache_forms: str = setting("renditions,images,latents", "what is kept; what saves most per byte stays")
     cache_history: int = setting(1 << 16, "requests that the rates of use are learnt from", minimum=16)
     pixels_max: int = setting(1 << 26, "pixels of an image; larger ones are refused", minimum=1)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_bench.papers.latentbox.dual_cache import Costs, Counters, DualCache, Outcome, Tuning, gradient
-from quire_bench.papers.latentbox.tiers import LruTier, SieveTier, Tier
+from quire_decoder.core.cache_tiers import LruTier, SieveTier, Tier
+from quire_decoder.core.dual_cache import Costs, Counters, DualCache, Outcome, Tuning, gradient
 
 TIERS: list[Callable[[int, float], Tier[int]]] = [LruTier, SieveTier]
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
-from quire_bench.papers.latentbox.dual_cache import Tuning
 from quire_bench.papers.latentbox.simulator import (
     belady_miss_ratio,
     simulate,
     simulate_image_store,
 )
-from quire_bench.papers.latentbox.tiers import SieveTier
+from quire_decoder.core.cache_tiers import SieveTier
+from quire_decoder.core.dual_cache import Tuning
 from quire_tools.plan.image_trace import PUBLISHED, ImageTrace, generate, read_trace, statistics
 from quire_tools.plan.images import ImagePrices, Scenario, cumulative
 
@@ -57,6 +58,18 @@ def test_latencies_by_hand() -> None:
     latents = simulate(trace, 1000, 0.0, FIXED)
     assert latents.latencies.tolist() == pytest.approx([0.18, 0.18] + [0.04] * 8)
     assert simulate_image_store(trace, 1000).tolist() == pytest.approx([0.14, 0.14] + [0.0] * 8)
+
+
+def test_the_split_as_published_runs_to_a_bound() -> None:
+    """Eq. 2 with tails that are larger in the larger tier: the reason why they are divided by their tier's share."""
+    trace = generate(4000, seed=1)
+    capacity = int(trace.working_set_bytes * 0.01)
+    tuning = Tuning(window=500, step=0.02)
+    published = simulate(trace, capacity, 0.5, replace(tuning, normalised=False))
+    ours = simulate(trace, capacity, 0.5, tuning)
+    (_, published_alpha, _), (_, our_alpha, _) = published.windows[-1], ours.windows[-1]
+    assert min(published_alpha - tuning.alpha_min, tuning.alpha_max - published_alpha) < 2 * tuning.step
+    assert 0.2 < our_alpha < 0.8 and ours.mean_ms < 0.95 * published.mean_ms
 
 
 def test_the_split_is_worth_having() -> None:

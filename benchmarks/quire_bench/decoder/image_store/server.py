@@ -26,9 +26,9 @@ from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1 import images_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_bench.papers.latentbox.tiers import LruTier
 from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
+from quire_decoder.core.cache_tiers import LruTier
 from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import member_channels, run_service, serve_member

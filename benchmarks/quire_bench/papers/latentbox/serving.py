@@ -19,8 +19,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire_bench.papers.latentbox.dual_cache import Costs, DualCache, Outcome, Tuning
-from quire_bench.papers.latentbox.tiers import LruTier
+from quire_decoder.core.cache_tiers import LruTier
+from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
 from quire_decoder.core.form_cache import Costs as FormCosts
 from quire_decoder.core.form_cache import Form, FormCache, KeptForm
 from quire_tools.plan.image_trace import ImageTrace

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire_bench.papers.latentbox.dual_cache import Costs, Counters, DualCache, Outcome, Tuning
-from quire_bench.papers.latentbox.tiers import LruTier, Tier
+from quire_decoder.core.cache_tiers import LruTier, Tier
+from quire_decoder.core.dual_cache import Costs, Counters, DualCache, Outcome, Tuning
 from quire_tools.plan.image_trace import ImageTrace
 
 MakeTier = Callable[[int, float], Tier[int]]

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from quire_bench.papers.latentbox.dual_cache import Tuning
 from quire_bench.papers.latentbox.serving import (
     TABLE_4,
     Found,
@@ -28,6 +27,7 @@ from quire_bench.papers.latentbox.serving import (
     sized,
     timed,
 )
+from quire_decoder.core.dual_cache import Tuning
 from quire_tools.plan.image_trace import ImageTrace, generate
 from quire_tools.report import Report, Row
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import asdict, replace
 from email.utils import formatdate
+from pathlib import Path
 from typing import IO, Final
 
 from aiohttp import web
@@ -41,7 +42,7 @@ from quire_gateway.http.latent_puts import (
 )
 from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
-from quire_gateway.http.problems import REQUEST_ID, Handler, problems
+from quire_gateway.http.problems import REQUEST_ID, Handler, malformed_problem, problems
 from quire_gateway.images.pictures import Encoded, PictureUploads
 from quire_gateway.images.service import ImageService
 from quire_gateway.images.vaes import KnownVaes
@@ -55,6 +56,8 @@ _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 _ADMITTED: Final = web.RequestKey("admitted", Taken)
 _CLAIM: Final = web.RequestKey("claim", UrlClaim)
 _PAGE_MAX: Final = 1000
+_WITHOUT_CREDENTIALS: Final = ("/healthz", "/v1/openapi.json")
+_OPENAPI: Final = Path(__file__).with_name("openapi.json")
 _SIGNED_PATHS: Final = ("/v1/images/", "/v1/latents/")
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _RECORD_TYPE: Final = "application/x-quire-latent"
@@ -64,7 +67,8 @@ class ImagesFrontend:
     """The HTTP frontend for images.
 
     `PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET`, `POST /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
-    `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for invalid presets.
+    `GET /v1/openapi.json`, `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for
+    invalid presets.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class ImagesFrontend:
         self._pictures = pictures
         self._vaes = vaes
         self._admission = admission
-        self._requests = HttpRequests("images")
+        self._requests = HttpRequests("images", malformed=malformed_problem)
         self._origins = Origins(config.http_origins)
         self._parameters = Parameters(config.images_presets, free=config.images_free_form)
         self._serving = FairTurns(config.http_requests_max)
@@ -104,6 +108,7 @@ class ImagesFrontend:
         app.router.add_post("/v1/images", self._delete_all)
         app.router.add_get("/v1/latents/{id:(?s:.+)}", self._latent)
         app.router.add_get("/v1/vaes", self._known_vaes)
+        app.router.add_get("/v1/openapi.json", self._openapi)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -127,7 +132,7 @@ class ImagesFrontend:
 
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/healthz":
+        if request.path in _WITHOUT_CREDENTIALS:
             return await handler(request)
         with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID], strangers=self._config.asks_for_tokens):
             try:
@@ -349,6 +354,10 @@ class ImagesFrontend:
         vaes = sorted(self._vaes.by_weights.values(), key=lambda vae: (vae.name, vae.weights_sha256))
         answer = {"vaes": [asdict(vae) for vae in vaes], "digest": "sha256sum of the VAE's .safetensors file"}
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
+
+    async def _openapi(self, request: web.Request) -> web.StreamResponse:
+        """Return the OpenAPI document of this interface."""
+        return web.FileResponse(_OPENAPI, headers={"Cache-Control": "public, max-age=3600"})
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         """Return the stored latent record."""

@@ -72,6 +72,12 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     return response
 
 
+def malformed_problem(status: HTTPStatus, reason: str) -> web.Response:
+    """Return the answer to a request that cannot be parsed."""
+    code = "HeadersTooLarge" if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else "BadRequest"
+    return _problem(status, code, reason, "", os.urandom(8).hex())
+
+
 def _problem(status: int, code: str, detail: str, field: str, request_id: str) -> web.Response:
     """`code`: the error's name; `field`: what of the request it is about."""
     body = {

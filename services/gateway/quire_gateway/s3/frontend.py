@@ -8,6 +8,7 @@ import ctypes
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -109,7 +110,7 @@ class S3Frontend:
         self._authenticator = authenticator
         self._admission = admission
         self._backends = backends
-        self._requests = HttpRequests("s3")
+        self._requests = HttpRequests("s3", malformed=_malformed)
         self._running = 0
         self._shares = SharedBound(config.s3_requests_max)
         self._runner: web.ServerRunner | None = None
@@ -262,6 +263,14 @@ def check_implemented(call: Call) -> None:
     is_form = call.header("Content-Type").lower().startswith("multipart/form-data")
     if call.method == "POST" and is_form and not call.key and not call.query:
         raise S3Error("NotImplemented", "POST forms are not implemented here; presigned URLs are")
+
+
+def _malformed(status: HTTPStatus, reason: str) -> web.Response:
+    """Return the answer to a request that cannot be parsed, with AWS's code for long headers."""
+    is_long = status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    error = S3Error("RequestHeaderSectionTooLarge" if is_long else "BadRequest", reason)
+    body = xml.error_document(error, "/", os.urandom(8).hex().upper())
+    return web.Response(status=error.status, body=body, headers={"Content-Type": "application/xml"})
 
 
 def _slow_down() -> S3Error:

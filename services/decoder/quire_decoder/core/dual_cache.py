@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic
 
-from quire_bench.papers.latentbox.tiers import Key, LruTier, Tier
+from quire_decoder.core.cache_tiers import Key, LruTier, Tier
 
 _AVERAGE_SHARE: Final = 0.05
 
@@ -29,7 +29,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Step Δ, window W in requests, tail share τ, promotion threshold h, and the bounds of α."""
+    """Step Δ, window W in requests, tail share τ, promotion threshold h, and the bounds of α.
+
+    `adaptive`: whether α moves. `normalised`: whether a tail's hits are divided by its tier's share of the memory; they
+    are not in the paper.
+    """
 
     step: float = 0.005
     window: int = 1_000_000
@@ -38,6 +42,7 @@ class Tuning:
     alpha_min: float = 0.02
     alpha_max: float = 0.98
     adaptive: bool = True
+    normalised: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.step < 1 or self.window < 1 or not 0 < self.tail_share < 1 or self.promote_hits < 1:
@@ -187,7 +192,7 @@ class DualCache(Generic[Key]):
 
     def _tune(self) -> None:
         if self.tuning.adaptive:
-            self.last_gradient = gradient(self.window, self.costs, self.alpha)
+            self.last_gradient = gradient(self.window, self.costs, self.alpha if self.tuning.normalised else 0.5)
             if self.last_gradient:
                 step = self.tuning.step if self.last_gradient < 0 else -self.tuning.step
                 self.alpha = min(self.tuning.alpha_max, max(self.tuning.alpha_min, self.alpha + step))

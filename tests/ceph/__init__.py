@@ -1,0 +1,1 @@
+"""Ceph's tests of S3 against a local cluster."""
