@@ -40,6 +40,9 @@ _DC: dict[str, Any] = {
     "encoder_qkv_multiscales": [[], [], []],
     "decoder_qkv_multiscales": [[], [], []],
 }
+_FLUX2: dict[str, Any] = _KL | {"latent_channels": 32, "use_quant_conv": True, "use_post_quant_conv": True}
+_WAN: dict[str, Any] = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1, "z_dim": 16}
+_VIDEO = ("AutoencoderKLQwenImage", "AutoencoderKLWan")
 _QWEN: dict[str, Any] = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1, "z_dim": 16}
 
 
@@ -55,6 +58,7 @@ class Family:
     packed: bool = False
 
 
+Flux2: Any = diffusers.Flux2Pipeline
 _MEANS, _DEVIATIONS = [0.1 * each - 0.8 for each in range(16)], [1.0 + 0.1 * each for each in range(16)]
 
 
@@ -113,6 +117,8 @@ FAMILIES = {
         _qwen,
         packed=True,
     ),
+    "flux.2": Family("AutoencoderKLFlux2", _FLUX2, 32, 8, lambda z: z, packed=True),
+    "wan-2.1": Family("AutoencoderKLWan", _WAN | {"latents_mean": _MEANS, "latents_std": _DEVIATIONS}, 16, 8, _qwen),
 }
 
 
@@ -129,18 +135,29 @@ class TinyPipeline:
     def __call__(self, batch: int, callback_on_step_end: Any, dtype: torch.dtype) -> torch.Tensor:
         """The planes, whatever the callback sees of them."""
         planes = torch.randn(batch, self.family.channels, 8, 12).to(dtype)
+        if self.family.vae == "AutoencoderKLFlux2":
+            planes = Flux2._patchify_latents(planes)
         for step in range(STEPS):
             planes = planes * 0.9
-            packing: Any = diffusers.FluxPipeline
-            seen = packing._pack_latents(planes, *planes.shape) if self.family.packed else planes
+            seen = planes
+            if self.family.vae == "AutoencoderKLFlux2":
+                seen = Flux2._pack_latents(planes)
+            elif self.family.packed:
+                packing: Any = diffusers.FluxPipeline
+                seen = packing._pack_latents(planes, *planes.shape)
+            elif self.family.vae == "AutoencoderKLWan":
+                seen = planes[:, :, None]
             callback_on_step_end(self, step, torch.tensor(step), {"latents": seen})
         return planes
 
     def pixels(self, planes: torch.Tensor) -> Any:
         """Of one latent, as the pipeline makes them."""
         latents = self.family.undo(planes.float()[None])
-        if self.family.vae == "AutoencoderKLQwenImage":
+        if self.family.vae in _VIDEO:
             latents = latents[:, :, None]
+        elif self.family.vae == "AutoencoderKLFlux2":  # as Flux2Pipeline writes it
+            deviations = torch.sqrt(self.vae.bn.running_var.view(1, -1, 1, 1) + self.vae.config.batch_norm_eps)
+            latents = Flux2._unpatchify_latents(latents * deviations + self.vae.bn.running_mean.view(1, -1, 1, 1))
         with torch.inference_mode():
             sample = self.vae.decode(latents, return_dict=False)[0]
         sample = sample[:, :, 0] if sample.ndim == 5 else sample
@@ -154,7 +171,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, family in FAMILIES.items():
         torch.manual_seed(7)
         made[name] = tmp_path_factory.mktemp(name.replace(".", ""))
-        getattr(diffusers, family.vae)(**family.config).save_pretrained(made[name] / "vae")
+        vae = getattr(diffusers, family.vae)(**family.config)
+        if hasattr(vae, "bn"):
+            vae.bn.running_mean.normal_(0, 0.5)
+            vae.bn.running_var.uniform_(0.3, 3.0)
+        vae.save_pretrained(made[name] / "vae")
     return made
 
 
@@ -223,7 +244,7 @@ async def test_pictures_become_latents_of_each_family(
         back = imagecodecs.png_decode((await ImageClient(client).get(f"picture/{name}")).data)
     sample = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1
     with torch.inference_mode():
-        encoded = vae.encode(sample[:, :, None] if "Qwen" in family.vae else sample)
+        encoded = vae.encode(sample[:, :, None] if family.vae in _VIDEO else sample)
     expected = encoded.latent_dist.mode() if "latent_dist" in encoded else next(iter(encoded.values()))
     expected = (expected[:, :, 0] if expected.ndim == 5 else expected)[0].numpy()
     assert np.allclose(values.astype(np.float32), expected, atol=2e-3, rtol=2e-3)

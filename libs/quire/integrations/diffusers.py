@@ -5,7 +5,8 @@
     await keeper.store("my-image")
 
 The callback remembers the latents of the last step; `store` puts them, with the description of the VAE, and gives the
-ids back. Latents that the pipeline packs (FLUX.1, Qwen-Image) are unpacked: `store` needs the images' size then.
+ids back. Latents that the pipeline packs (FLUX, Qwen-Image) are unpacked: `store` needs the images' size then. FLUX.2
+normalises patches by statistics in the VAE's weights: its latents are stored denormalised, as the VAE takes them.
 
 A VAE is named by the digest of its weights file. It is computed where the pipeline was loaded from a folder or from
 Hugging Face's cache; else it is to be given.
@@ -54,7 +55,11 @@ class LatentKeeper:
         """
         if self._latents is None:
             raise InvalidRequest("the pipeline has not run with this callback yet", field="latents")
-        batch = _planes(self._latents.detach().cpu(), height // self._scale, width // self._scale)
+        latents, size = self._latents.detach().cpu(), (height // self._scale, width // self._scale)
+        if hasattr(self._vae, "bn"):
+            batch = _denormalised_patches(latents, *size, self._vae)
+        else:
+            batch = _planes(latents, *size)
         entries = []
         for index, latent in enumerate(batch):
             image_id = name if len(batch) == 1 else f"{name}-{index}"
@@ -90,19 +95,43 @@ def _planes(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
     `height` and `width`: of the latent. Raises `InvalidRequest`.
     """
-    if latents.dtype not in _NAMES:
-        raise InvalidRequest(f"latents of {latents.dtype}; {', '.join(_NAMES.values())}", field="latents")
+    _check_dtype(latents)
     if latents.ndim == 5 and latents.shape[2] == 1:
         return latents[:, :, 0]
     if latents.ndim == 4:
         return latents
+    shape = _packed_shape(latents, height, width)
+    patches = latents.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+
+
+def _denormalised_patches(latents: torch.Tensor, height: int, width: int, vae: Any) -> torch.Tensor:
+    """Unpack FLUX.2's latents to (N, channels, height, width), and undo its normalisation.
+
+    They are patches of 2 × 2 in rows, each patch by channel, row, column; the VAE's batch norm has a mean and a
+    variance for each of its values. Raises `InvalidRequest`.
+    """
+    _check_dtype(latents)
+    shape = _packed_shape(latents, height, width)
+    mean, variance = (each.detach().cpu().to(latents.dtype) for each in (vae.bn.running_mean, vae.bn.running_var))
+    patches = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+    patches = patches.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+
+
+def _check_dtype(latents: torch.Tensor) -> None:
+    if latents.dtype not in _NAMES:
+        raise InvalidRequest(f"latents of {latents.dtype}; {', '.join(_NAMES.values())}", field="latents")
+
+
+def _packed_shape(latents: torch.Tensor, height: int, width: int) -> tuple[int, ...]:
+    """Return the shape of packed latents. Raises `InvalidRequest` unless they are those of an image of that size."""
     shape = tuple(latents.shape)
     if latents.ndim != 3 or shape[2] % 4:
         raise InvalidRequest(f"latents of {shape} are none of images", field="latents")
     if not height or shape[1] != (height // 2) * (width // 2):
         raise InvalidRequest(f"latents of {shape} are packed: say the images' height and width", field="height, width")
-    patches = latents.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+    return shape
 
 
 def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-CLASSES: Final = ("AutoencoderKL", "AutoencoderTiny", "AutoencoderDC", "AutoencoderKLQwenImage")
+_VIDEO: Final = ("AutoencoderKLQwenImage", "AutoencoderKLWan")
+CLASSES: Final = ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderTiny", "AutoencoderDC", *_VIDEO)
 _WORKING_VALUES: Final = 8 / 3
 """Values that live at full resolution for each channel of the two last stages: measured on AutoencoderKL and
 AutoencoderDC (2.0 to 2.7), less for AutoencoderTiny.
@@ -41,8 +42,9 @@ class VaeKind:
         if name not in CLASSES:
             raise ValueError(f"it is a {name or 'model without a class'}; there are {', '.join(CLASSES)}")
         try:
-            if name == "AutoencoderKLQwenImage":
-                widths = [config["base_dim"] * factor for factor in config["dim_mult"]]
+            if name in _VIDEO:
+                base = config.get("decoder_base_dim") or config["base_dim"]
+                widths = [base * factor for factor in config["dim_mult"]]
                 channels = config["z_dim"]
             else:
                 widths = config.get("decoder_block_out_channels") or config["block_out_channels"]
@@ -55,8 +57,8 @@ class VaeKind:
             return cls(
                 class_name=name,
                 channels=int(channels),
-                scale=2**halvings,
-                frames=name == "AutoencoderKLQwenImage",
+                scale=2**halvings * (int(config.get("patch_size") or 1) if name in _VIDEO else 1),
+                frames=name in _VIDEO,
                 pixel_values=_WORKING_VALUES * sum(widths[:2]),
                 scaling_factor=1.0 if scaling is None else float(scaling),
                 shift_factor=0.0 if shift is None else float(shift),
