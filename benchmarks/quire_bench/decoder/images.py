@@ -200,7 +200,7 @@ def command(
     warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
     rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
     size: Annotated[int, typer.Option(help="pixels of a side, --live and --storage")] = 128,
-    setups: Annotated[str, typer.Option(help="of --live, the first is the baseline; empty: all five")] = "",
+    setups: Annotated[str, typer.Option(help="of --live, the first is the baseline; empty: all")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="write the last report there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw it there (PNG)")] = None,
 ) -> None:

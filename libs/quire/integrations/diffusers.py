@@ -114,7 +114,7 @@ def _denormalised_patches(latents: torch.Tensor, height: int, width: int, vae: A
     _check_dtype(latents)
     shape = _packed_shape(latents, height, width)
     mean, variance = (each.detach().cpu().to(latents.dtype) for each in (vae.bn.running_mean, vae.bn.running_var))
-    patches = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+    patches: torch.Tensor = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
     patches = patches.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
 

@@ -39,7 +39,7 @@ def tags_of_header(header: str) -> dict[str, str]:
 
 def tagging_document(tags: Mapping[str, str]) -> bytes:
     """Return the Tagging document of tags."""
-    children: list[tuple[str, Any]] = [("Tag", [("Key", key), ("Value", value)]) for key, value in tags.items()]
+    children: list[tuple[str, Any]] = [("Tag", [("Key", key), ("Value", value)]) for key, value in sorted(tags.items())]
     return xml.document("Tagging", [("TagSet", children)])
 
 
