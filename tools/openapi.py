@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from quire.model.durability import Durability
-from quire.model.images import MEDIA_TYPES, Fit, Gravity
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import MEDIA_TYPES
 from quire.model.pictures import READ_FORMATS
 from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.http.latent_puts import OF_A_PUT

@@ -31,7 +31,7 @@ from quire.model.errors import ConfigInvalid, QuireError, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.wire.credentials import operator_token
 from quire_decoder.adapters.weights import weights_digest
-from quire_tools.cli.cluster import write_namespace
+from quire_tools.cli.cluster import moved, write_namespace
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.ports import free_ports
 from tests import fork_server
@@ -287,6 +287,8 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert cluster.gateway_address == f"127.0.0.1:{usual['gateway']}"
         assert cluster.http_address == f"127.0.0.1:{usual['http']}"
         assert cluster.s3_address != f"127.0.0.1:{usual['s3']}"
+        moved_to = int(cluster.s3_address.rpartition(":")[2])
+        assert moved(cluster) == [f"[yellow]port {usual['s3']} is taken[/]: {moved_to} in its place"]
         shown = quire("status", "--folder", str(tmp_path))
         assert "storage-0" in shown.stdout, shown.stderr
         refused = quire("status", "--gateway", cluster.gateway_address)
@@ -300,6 +302,32 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         for options in (["--admin", cluster.admin_address], ["--admin", "a:1", "--gateway", "b:1"]):
             refused = quire("status", *options)
             assert refused.returncode == 1 and "InvalidRequest" in refused.stderr
+
+
+def test_a_port_that_was_asked_for(tmp_path: Path) -> None:
+    """One that is taken is an error, not replaced without a word. No password is in a URL that is printed."""
+    asked, taken = free_ports(2)
+    folder = ["--folder", str(tmp_path / "c"), "--decoders", "0", "--arena-mib", "64", "--drive-mib", "128"]
+    with socket.create_server(("127.0.0.1", taken)):
+        refused = quire("up", *folder, "--port", str(taken))
+    assert refused.returncode == 1 and f"port {taken} is taken" in refused.stderr
+    environment = {**os.environ, "COLUMNS": "160"}
+    with subprocess.Popen(
+        [*QUIRE, "up", *folder, "--port", str(asked)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as up:
+        try:
+            assert up.stdout is not None
+            shown = ""
+            for line in up.stdout:
+                shown += line
+                if "S3 http://" in line:
+                    break
+            address, user, password = quire("page", "--folder", str(tmp_path / "c")).stdout.split("\n")[:3]
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.wait(60)
+    assert f"gateway 127.0.0.1:{asked}" in shown and "operator:" not in shown
+    assert address in shown and user.endswith("operator") and len(password.split()[1]) > 20
 
 
 _LISTS = ("tenant", "policy", "keys")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from quire.model.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted
-from quire.model.images import Fit, Gravity, Rendering
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import Rendering
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
 

@@ -7,10 +7,10 @@ import hmac
 import re
 import unicodedata
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from quire.model.errors import CorruptData, InvalidRequest
+from quire.model.fitting import Fit, Gravity
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, RecordInvalid, Values, decode_record
@@ -124,23 +124,6 @@ class ImageAttributes:
         size = sum(len(name) + len(value.encode()) for name, value in self.metadata)
         if size > _METADATA_BYTES_MAX or len(dict(self.metadata)) < len(self.metadata):
             raise InvalidRequest(f"{size} bytes, {_METADATA_BYTES_MAX} at most; each name once", field="metadata")
-
-
-class Fit(Enum):
-    """Fitting of an image to a box: the whole image within it, or the box filled by a part of the image."""
-
-    CONTAIN = "contain"
-    COVER = "cover"
-
-
-class Gravity(Enum):
-    """The part of an image that remains when it is cropped."""
-
-    CENTER = "center"
-    NORTH = "north"
-    SOUTH = "south"
-    WEST = "west"
-    EAST = "east"
 
 
 @dataclass(frozen=True, slots=True)

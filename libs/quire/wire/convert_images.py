@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.wire.convert import addresses_from, addresses_to, inverse
 from quire.wire.v1 import images_pb2
 

@@ -13,13 +13,11 @@ from rich.markup import escape
 
 from quire import __version__
 from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError
-from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.bench_app import GROUPS, load_commands
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
 from quire_tools.cli.options import Json, Plot, numbers, salt_of
 from quire_tools.cli.policies import policy_app, tenant_app
-from quire_tools.local import LocalCluster, ports
 
 _ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
@@ -69,12 +67,18 @@ def up(
         typer.Option(help="services that decode images; if not given one, where its packages are installed", min=0),
     ] = None,
     models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
+    port: Annotated[
+        int, typer.Option(help="of the gateway for gRPC; if not given 7410, where it is free", min=0, max=65535)
+    ] = 0,
     http: Annotated[
         str, typer.Option(help="port, or host:port, of images over HTTP; if not given 7480, where it is free")
     ] = "",
     trace: Annotated[bool, typer.Option(help="write traces, for `quire trace`")] = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C. Services that end are started again."""
+    from quire_tools.cli import cluster as cluster_commands
+    from quire_tools.local import LocalCluster, ports
+
     cluster_commands.up(
         LocalCluster(
             folder,
@@ -86,6 +90,7 @@ def up(
             settings=cluster_commands.decoder_settings(models) if models is not None else {},
             trace=trace,
             usual_ports=ports.usual(),
+            gateway_port=port,
         )
     )
 
@@ -171,7 +176,9 @@ def router(
 
 @app.command()
 def page(folder: Folder = _FOLDER) -> None:
-    """The URL of the web page that shows the cluster; with QUIRE_CLUSTER_SECRET the page's token."""
+    """The address, user and password of the web page; with QUIRE_CLUSTER_SECRET the password alone."""
+    from quire_tools.cli import cluster as cluster_commands
+
     cluster_commands.page(folder)
 
 
@@ -234,6 +241,8 @@ def lookup(
     as_json: AsJson = False,
 ) -> None:
     """How much of a text's prefix is cached, and where. No side effect."""
+    from quire_tools.cli import cluster as cluster_commands
+
     cluster_commands.lookup(file, namespace, cluster_commands.gateway_of(folder, gateway), as_json=as_json)
 
 
@@ -246,6 +255,7 @@ def retain(
     gateway: Gateway = "",
 ) -> None:
     """Keep the stored part of a text's prefix from being evicted."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import prefixes
 
     prefixes.retain(file, namespace, hours, cluster_commands.gateway_of(folder, gateway))
@@ -260,6 +270,7 @@ def prefetch(
     gateway: Gateway = "",
 ) -> None:
     """Bring the stored part of a text's prefix into memory."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import prefixes
 
     prefixes.prefetch(file, namespace, within_s, cluster_commands.gateway_of(folder, gateway))
@@ -275,6 +286,7 @@ def drop(
     gateway: Gateway = "",
 ) -> None:
     """Drop the stored part of a text's prefix, from its end, but for chunks that others extend, lease or retain."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import prefixes
 
     prefixes.drop(file, namespace, keep_chunks, keep_objects, cluster_commands.gateway_of(folder, gateway))
@@ -345,6 +357,7 @@ def calibrate(
     from quire.model.layout import Dtype, KvLayout
     from quire.model.profile import Profiles
     from quire_tools import calibrate as bench
+    from quire_tools.cli import cluster as cluster_commands
 
     measured = Profiles(profiles).find(model, device)
     if measured is None:

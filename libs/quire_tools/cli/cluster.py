@@ -28,6 +28,7 @@ from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
 
 console = Console()
+_FOLDER: Final = Path("quire-data")
 _OF_DECODERS: Final = ("diffusers", "imagecodecs", "PIL", "safetensors", "torch")
 """Packages without which a decoder does not start."""
 
@@ -41,7 +42,13 @@ def up(cluster: LocalCluster) -> None:
         with console.status("starting"):
             cluster.start()
         console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {cluster.folder}; Ctrl-C stops it")
-        console.print(f"the cluster as a page: {page_url(cluster.page_address, cluster.secret)}", soft_wrap=True)
+        for line in moved(cluster):
+            console.print(line)
+        where = "" if cluster.folder == _FOLDER else f" --folder {cluster.folder}"
+        console.print(
+            f"the cluster as a page: http://{cluster.page_address}/ (`quire page{where}` prints user and password)",
+            soft_wrap=True,
+        )
         console.print(f"operators {cluster.admin_address}, metrics of each service in {cluster.folder}/cluster.json")
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
@@ -56,9 +63,14 @@ def up(cluster: LocalCluster) -> None:
             cluster.stop()
 
 
+def moved(cluster: LocalCluster) -> list[str]:
+    """Return a line for each usual port that was taken."""
+    return [f"[yellow]port {usual} is taken[/]: {port} in its place" for usual, port in cluster.moved_ports.items()]
+
+
 def _next(cluster: LocalCluster) -> list[tuple[str, str]]:
     """Return example commands, to be pasted into another terminal."""
-    where = "" if cluster.folder == Path("quire-data") else f" --folder {cluster.folder}"
+    where = "" if cluster.folder == _FOLDER else f" --folder {cluster.folder}"
     return [
         (f"quire status{where}", "who is there, and what they hold"),
         (f"quire top{where}", "the cluster as it works"),
@@ -126,17 +138,13 @@ def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> 
         console.print(f"  chunks {run.first}–{run.stop - 1} at {run.node_id}")
 
 
-def page_url(address: str, secret: str) -> str:
-    """Return the URL with the page's token."""
-    return f"http://operator:{page_token(secret.encode())}@{address}/"
-
-
 def page(folder: Path) -> None:
-    """Print the token by QUIRE_CLUSTER_SECRET, or the URL of the cluster on `folder`."""
+    """Print the password by QUIRE_CLUSTER_SECRET, or address, user and password of the cluster on `folder`."""
     if secret := value_of("QUIRE_CLUSTER_SECRET", os.environ):
         print(page_token(secret.encode()))
     else:
-        print(page_url(str(read_state(folder)["page"]), (folder / "secret").read_text()))
+        password = page_token((folder / "secret").read_text().encode())
+        print(f"http://{read_state(folder)['page']}/\nuser      operator\npassword  {password}")
 
 
 def gateway_of(folder: Path, gateway: str) -> str:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from quire.client import Image, ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
-from quire.model.images import MEDIA_TYPES, Fit, ImageAttributes, ImageEntry, Rendering
+from quire.model.fitting import Fit
+from quire.model.images import MEDIA_TYPES, ImageAttributes, ImageEntry, Rendering
 from quire.model.latents import LatentInfo, Vae, encode_record, from_safetensors
 from quire.model.nodes import KnownVae
 from quire.model.vaes import normalisation_of

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quire.model.images import Fit
-from quire_tools.cli import cluster as cluster_commands
+from quire.model.fitting import Fit
 
 images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
@@ -39,6 +38,7 @@ def images_put(
     as_json: AsJson = False,
 ) -> None:
     """Store a latent under an id."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     address = cluster_commands.gateway_of(folder, gateway)
@@ -66,6 +66,7 @@ def images_vaes(
     as_json: AsJson = False,
 ) -> None:
     """VAEs that the decoders have, by the digest of their weights."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     images.vaes(cluster_commands.gateway_of(folder, gateway), as_json=as_json)
@@ -83,6 +84,7 @@ def images_get(
     gateway: Gateway = "",
 ) -> None:
     """Have an image decoded and encoded."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     images.get(
@@ -104,6 +106,7 @@ def images_ls(
     as_json: AsJson = False,
 ) -> None:
     """Images whose ids begin with a prefix."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     images.ls(cluster_commands.gateway_of(folder, gateway), prefix, as_json=as_json)
@@ -114,6 +117,7 @@ def images_rm(
     name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
 ) -> None:
     """Forget an image."""
+    from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     images.rm(cluster_commands.gateway_of(folder, gateway), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import os
@@ -10,18 +9,17 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from quire.model.errors import InvalidRequest
-from quire_server.config import value_of
-from quire_server.redis import AccessKeys, Acts, connect
-from quire_server.redis.keys.access import AccessGrant, AccessKey, AccessLevel
-from quire_tools.cli.cluster import read_namespace
-from quire_tools.local import read_state
+
+if TYPE_CHECKING:
+    from quire_server.redis import AccessKeys
+    from quire_server.redis.keys.access import AccessGrant, AccessKey
 
 Result = TypeVar("Result")
 console = Console()
@@ -101,6 +99,8 @@ def namespace(
     file: Annotated[Path, typer.Argument(help="the namespace, as JSON (the demo writes one)")],
 ) -> None:
     """Print the 32 digits by which grants, policies and cache events name a namespace."""
+    from quire_tools.cli.cluster import read_namespace
+
     print(read_namespace(file).tag.hex())
 
 
@@ -151,6 +151,8 @@ def _grants(key: AccessKey) -> list[str]:
 
 def parse_grant(text: str) -> AccessGrant:
     """TENANT/BUCKET[/PREFIX]:read|write|admin. Raises `InvalidRequest`."""
+    from quire_server.redis.keys.access import AccessGrant, AccessLevel
+
     place, _, level = text.rpartition(":")
     tenant, _, rest = place.partition("/")
     bucket, _, prefix = rest.partition("/")
@@ -185,6 +187,12 @@ def _run(
 
     `act`: for the gateways' audit log, with its object of the result; an empty object is none.
     """
+    import asyncio
+
+    from quire_server.config import value_of
+    from quire_server.redis import AccessKeys, Acts, connect
+    from quire_tools.local import read_state
+
     url, secret = value_of("QUIRE_REDIS_URL", os.environ), value_of("QUIRE_CLUSTER_SECRET", os.environ)
     if not url or not secret:
         url, secret = str(read_state(folder)["redis"]), (folder / "secret").read_text()

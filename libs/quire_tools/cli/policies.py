@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from quire.client import AdminClient
 from quire.model.errors import InvalidRequest
-from quire.model.policy import PolicyList
-from quire_tools.cli.cluster import as_operator, read_namespace
+
+if TYPE_CHECKING:
+    from quire.client import AdminClient
+    from quire.model.policy import PolicyList
 
 console = Console()
 policy_app = typer.Typer(no_args_is_help=True, help="What namespaces may take up, and for how long.")
@@ -37,6 +38,8 @@ def set_policy(
     admin: Admin = "",
 ) -> None:
     """Set a namespace's policy. Omitted limits stay unchanged; without limits the policy is forgotten."""
+    from quire_tools.cli.cluster import as_operator, read_namespace
+
     meant = read_namespace(namespace)
 
     async def work(operator: AdminClient) -> None:
@@ -79,6 +82,8 @@ def set_tenant(
     admin: Admin = "",
 ) -> None:
     """Set a tenant's policy. Omitted limits stay unchanged."""
+    from quire_tools.cli.cluster import as_operator
+
     try:
         raw = bytes.fromhex(salt)
     except ValueError:
@@ -129,6 +134,8 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def _found(folder: Path, admin: str) -> PolicyList:
+    from quire_tools.cli.cluster import as_operator
+
     books: list[PolicyList] = []
 
     async def work(operator: AdminClient) -> None:

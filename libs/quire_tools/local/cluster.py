@@ -75,6 +75,7 @@ class LocalCluster:
         tls: bool = False,
         own_links: bool = False,
         usual_ports: bool = False,
+        gateway_port: int = 0,
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
@@ -83,9 +84,10 @@ class LocalCluster:
         Omitted ports are those of the folder's previous cluster, if they are free, but for those of storage nodes.
 
         `own_links`: each storage node sends over a link of its own, of its name. `usual_ports`: the first gateway is at
-        7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free. `tls`: members speak TLS with each other,
-        clients at `tls_address`; certificates in the folder's `certs`. `modules`: what to run in a service's place, by
-        its name, e.g. to compare with something else.
+        7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free; `moved_ports` names the others. `gateway_port`:
+        of gRPC at the first gateway, in place of 7410; 0 for none, else one that is taken is an error. `tls`: members
+        speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`. `modules`: what to
+        run in a service's place, by its name, e.g. to compare with something else.
         """
         self.folder = folder
         self._modules = modules or {}
@@ -102,6 +104,9 @@ class LocalCluster:
         self._tls = tls
         self._own_links = own_links
         self._usual = _USUAL if usual_ports else {}
+        self._gateway_port = gateway_port
+        self.moved_ports: dict[int, int] = {}
+        """By the usual port that was taken, the one in its place."""
         self.tls_address = ""
         self._settings = settings or {}
         self._processes: dict[str, ServiceProcess] = {}
@@ -345,9 +350,17 @@ class LocalCluster:
         return iter(remembered), free_ports(self._storage_nodes, but=named.union(remembered))
 
     def _usual_or(self, name: str, port: int) -> int:
+        if name == "gateway" and self._gateway_port:
+            if not is_free(self._gateway_port):
+                raise ConfigInvalid(f"port {self._gateway_port} is taken", field="port")
+            return self._gateway_port
         usual = self._usual.get(name, port)
         asked_for = name != "http" and self._http_address.endswith(f":{usual}")
-        return usual if is_free(usual) and not asked_for else port
+        if is_free(usual) and not asked_for:
+            return usual
+        if name in self._usual and not (name == "http" and self._http_address):
+            self.moved_ports[usual] = port
+        return port
 
     def _make_secret(self) -> str:
         file = self.folder / "secret"

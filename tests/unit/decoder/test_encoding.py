@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.model.images import Fit, Gravity, Rendering
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import Rendering
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.ports import Pixels
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.model.errors import ConfigInvalid, InvalidRequest
-from quire.model.images import Fit, Gravity, Rendering
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import Rendering
 from quire_gateway.errors import NotAcceptable, ParameterUnknown
 from quire_gateway.http.parameters import Parameters, accepted, named
 

@@ -15,8 +15,9 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.fingerprints import PRINT_BYTES
+from quire.model.fitting import Fit, Gravity
 from quire.model.hashing import Namespace
-from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model.errors import InvalidRequest
-from quire.model.images import Fit, Geometry, Gravity, ImageEntry, Rendering, check_image_id
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import Geometry, ImageEntry, Rendering, check_image_id
 
 _SIZE = st.integers(1, 3000)
 _BOX = st.integers(0, 3000)

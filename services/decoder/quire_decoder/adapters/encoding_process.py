@@ -133,7 +133,7 @@ def _packed(rendering: Rendering) -> dict[str, Any]:
 
 
 def _unpacked(packed: dict[str, Any]) -> Rendering:
-    from quire.model.images import Fit, Gravity
+    from quire.model.fitting import Fit, Gravity
 
     return Rendering(**packed | {"fit": Fit(packed["fit"]), "gravity": Gravity(packed["gravity"])})
 

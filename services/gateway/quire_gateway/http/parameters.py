@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from quire.model.errors import ConfigInvalid, InvalidRequest
-from quire.model.images import MEDIA_TYPES, Fit, Gravity, Rendering
+from quire.model.fitting import Fit, Gravity
+from quire.model.images import MEDIA_TYPES, Rendering
 from quire_gateway.errors import NotAcceptable, ParameterUnknown
 
 _ALIASES: Final = {"f": "format", "fm": "format", "q": "quality", "w": "width", "h": "height"}
