@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from quire.client import SyncClient
 from quire.integrations.transformers import Prefill, PrefixCache
+from quire.model.errors import InvalidRequest
 from quire.model.hashing import block_keys
 from quire_tools.local import LocalCluster
 from tests.e2e.small_model import LAYERS, small_model
@@ -74,6 +75,18 @@ def test_the_same_prompt_again_computes_one_token(running: LocalCluster) -> None
         again = cache.prefill(ids)
         assert (again.matched_tokens, again.reused_tokens, again.computed_tokens) == (320, 319, 1)
         assert torch.equal(again.logits, from_memory(model, stored, ids, 319))
+
+
+def test_a_batch_or_no_prompt_is_refused(running: LocalCluster) -> None:
+    """The first row of a batch was stored, and a second run failed inside."""
+    model, ids = small_model(), prompt(320, seed=78)
+    with SyncClient(running.gateway_address) as client:
+        cache = PrefixCache(model, client, model_id="batches")
+        for refused in (ids.repeat(2, 1), ids[0], ids[:, :0]):
+            with pytest.raises(InvalidRequest, match="one prompt"):
+                cache.prefill(refused)
+        assert cache.prefill(ids).matched_tokens == 0, "nothing was stored"
+        cache.close()
 
 
 def test_decoding_continues_from_a_delivered_prefix(running: LocalCluster) -> None:

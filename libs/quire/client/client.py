@@ -29,7 +29,7 @@ from quire.model.errors import (
     ResourceExhausted,
 )
 from quire.model.hashing import Namespace
-from quire.model.keys import ChunkKeys
+from quire.model.keys import ChunkKeys, check_keys
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
 from quire.model.urgency import Urgency
@@ -169,6 +169,7 @@ class QuireClient:
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
+        check_keys(keys)
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             shards = [(namespace, keys)]
             return (await self._lookups.find(shards, lease_ttl_ms, prompt=prompt, unchained=unchained))[0]
@@ -269,6 +270,7 @@ class QuireClient:
         Raises the errors of `lookup` and `fetch`. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent:
         if the answer was lost, nodes may be writing.
         """
+        check_keys(keys)
         descriptor = descriptor_of(
             namespace,
             keys,
@@ -353,6 +355,7 @@ class QuireClient:
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
         What becomes of the chunks `StoreSession.finish` tells.
         """
+        check_keys(keys)
         chunks = keys.count_from(first_chunk)
         await self.reach()
         request = pb.StoreRequest(
@@ -415,6 +418,7 @@ class QuireClient:
         Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
         `DeadlineExceeded`.
         """
+        check_keys(keys)
         request = pb.EvictRequest(
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
         )
@@ -427,6 +431,7 @@ class QuireClient:
         Leases keep copies where they are; other prefixes and levels below `object` do not. Returns how many chunks the
         object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
+        check_keys(keys)
         request = pb.DemoteRequest(
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
         )
@@ -436,6 +441,7 @@ class QuireClient:
         self, namespace: Namespace, keys: ChunkKeys, prompt_tokens: int, engines: Sequence[Engine]
     ) -> Assignment:
         """Choose the engine that is to prefill a prompt whose whole chunks have these keys. Raises `InvalidRequest`."""
+        check_keys(keys)
         request = assign_request_to(namespace, keys, prompt_tokens, EngineTable.of(engines))
         return assignment_from(await call(self._stub.Assign, request, timeout_s=self._timeout_s))
 
@@ -446,12 +452,14 @@ class QuireClient:
         Calling again for the same prefix never shortens the time; a longer prefix has a retention of its own. Raises
         `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
+        check_keys(keys)
         ttl_ms, about = max(1, math.ceil(seconds * 1000)), convert.namespace_to(namespace)
         request = pb.RetainRequest(namespace=about, chunk_keys=keys.packed, ttl_ms=ttl_ms, holder=holder)
         return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def end_retention(self, namespace: Namespace, keys: ChunkKeys, *, holder: str = "") -> bool:
         """End a holder's retentions on any of the keys; whether there was one. Raises as `retain`."""
+        check_keys(keys)
         request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, holder=holder)
         return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
@@ -462,6 +470,7 @@ class QuireClient:
         first. At most half of a node's memory is filled; the rest stays where it is. Raises `NotAllowed`,
         `TooManyRequests`, `Unavailable`, `DeadlineExceeded`.
         """
+        check_keys(keys)
         request = pb.PrefetchRequest(
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, within_ms=round(within_s * 1000)
         )

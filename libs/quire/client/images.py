@@ -128,6 +128,8 @@ class ImageClient:
         Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, `CorruptData`, …
         """
         requested = rendering or Rendering()
+        if not isinstance(requested, Rendering):
+            raise InvalidRequest(f"{requested!r}; a Rendering is wanted, as Rendering('webp')", field="rendering")
         entry = self._seen.get(image_id) or await self.head(image_id)
         try:
             return await self._get(entry, requested, if_none_match)

@@ -23,7 +23,7 @@ from quire.integrations.cost import Cost
 from quire.integrations.weights import rope_depends_on_length
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
-from quire.model.errors import ConfigInvalid, QuireError
+from quire.model.errors import ConfigInvalid, InvalidRequest, QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
@@ -149,7 +149,13 @@ class PrefixCache:
         self.namespace = Namespace(model_id, weight_version or contents_digest(model), layout, tenant_salt)
 
     def prefill(self, input_ids: torch.Tensor, *, reuse: bool = True, store: bool = True) -> Prefill:
-        """Run the model on `input_ids` (1, T) and return its logits for the tokens that were computed."""
+        """Run the model on `input_ids` (1, T) and return its logits for the tokens that were computed.
+
+        Raises:
+            InvalidRequest: Another shape, as of a batch of several prompts, or no tokens.
+        """
+        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
+            raise InvalidRequest(f"{tuple(input_ids.shape)}; (1, T): one prompt of a token or more", field="input_ids")
         started = time.monotonic()
         self._name_weights()
         tokens = input_ids[0].tolist()

@@ -29,6 +29,10 @@ class ChunkKeys:
     packed: bytes
 
     def __post_init__(self) -> None:
+        if not isinstance(self.packed, bytes):
+            raise KeysInvalid(
+                f"a {type(self.packed).__name__}; keys are one bytes object, as of b''.join", field="chunk_keys"
+            )
         if len(self.packed) % KEY_BYTES:
             raise KeysInvalid(f"{len(self.packed)} bytes are no multiple of {KEY_BYTES}", field="chunk_keys")
         if len(self) > KEYS_MAX:
@@ -174,3 +178,12 @@ class KeySample:
     def _start(self, bucket: int) -> int:
         """Return the number of keys of the sample before a bucket's. All buckets but the last one are full."""
         return 2 * bucket + (BUCKET_CHUNKS - 2 if bucket > self.whole_bucket else 0)
+
+
+def check_keys(keys: object) -> None:
+    """Refuse anything but `ChunkKeys`. Raises `KeysInvalid`, with what makes them."""
+    if not isinstance(keys, ChunkKeys):
+        raise KeysInvalid(
+            f"a {type(keys).__name__}; ChunkKeys are wanted, as `block_keys` makes them, or ChunkKeys(b''.join(keys))",
+            field="chunk_keys",
+        )

@@ -60,6 +60,10 @@ class KvLayout:
     attention: Attention = Attention.KV_HEADS
 
     def __post_init__(self) -> None:
+        for name, kind in (("dtype", Dtype), ("attention", Attention)):
+            if not isinstance(getattr(self, name), kind):
+                names = ", ".join(f"{kind.__name__}.{each}" for each in kind.__members__)
+                raise LayoutInvalid(f"{getattr(self, name)!r}; there are {names}", field=f"layout.{name}")
         limits = {
             "num_layers": _LAYERS_MAX,
             "chunk_tokens": _TOKENS_MAX,
