@@ -158,6 +158,50 @@ async def test_versions_are_listed_in_pages(scene: Scene) -> None:
     assert [version.key for version, _ in rest.versions] == ["b", "b"] and not rest.prefixes
 
 
+async def test_a_marker_outside_the_prefix_shows_nothing_outside_it(scene: Scene) -> None:
+    """A grant for a prefix does not reach further by a version that lies before it."""
+    first = await _put(scene, "a", b"not theirs")
+    assert first == "", "written before versioning"
+    await scene.buckets.set("t", "b", "versioning", ENABLED)
+    for key in ("a", "a", "azz-secret", "azz-secret", "b/1", "b/1"):
+        await _put(scene, key, b"x")
+    before = (await scene.backend.versions("a", "", "", False, 9)).versions
+    for version_id in (version.version_id or NULL_VERSION for version in before):
+        page = await scene.backend.versions("b/", "a", version_id, False, 1000)
+        assert [version.key for version in page.versions] == ["b/1", "b/1"], version_id
+
+
+async def test_a_version_that_has_become_the_object_is_not_deleted_as_an_older_one(scene: Scene) -> None:
+    """A lifecycle has read it as hidden by a delete marker, which its owner takes away."""
+    await scene.buckets.set("t", "b", "versioning", ENABLED)
+    version_id = await _put(scene, "k", b"restored")
+    marker = await scene.backend.delete("k", "")
+    (_, older) = (await scene.backend.versions("", "", "", False, 10)).versions
+    assert older.version_id == version_id
+    await scene.backend.delete_version("k", marker.version_id)
+    with pytest.raises(S3Error, match="another"):
+        await scene.backend.delete_unchanged(older, for_good=True, older=True)
+    assert await _bytes_of(scene, "k") == b"restored"
+
+
+async def test_a_charge_is_counted_before_the_first_deletion(redis_client: redis.Redis, tmp_path: Path) -> None:
+    """As buckets of releases before 0.3 are: the entry that goes counts until then, and its bytes until they go."""
+    for state in (b"", ENABLED):
+        scene = Scene(redis_client, tmp_path / (state.decode() or "never"))
+        await scene.buckets.create("t", "b", 0.0)
+        if state:
+            await scene.buckets.set("t", "b", "versioning", state)
+        for key in ("k", "l"):
+            version_id = await _put(scene, key, b"x" * 10)
+        await redis_client.delete("quire:s3:{t/b}:charged")
+        await scene.backend.delete("k", "")
+        assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES * (2 + 2 * bool(state)) + 20
+        await redis_client.delete("quire:s3:{t/b}:charged")
+        await (scene.backend.delete_version("l", version_id) if state else scene.backend.delete("l", ""))
+        assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES * (1 + 2 * bool(state)) + 20
+        await redis_client.flushall()
+
+
 async def test_an_object_that_was_written_again_is_not_deleted_as_the_one_that_was_read(scene: Scene) -> None:
     """Nor one with the same bytes: a client has stored it since."""
     await _put(scene, "k", b"same")

@@ -139,7 +139,16 @@ async def test_keys_that_are_wrong_deleted_or_rotated(scene: Scene) -> None:
         ("PUT", "/bad/here?tagging", {}, b"<Tagging", "MalformedXML"),
         ("PUT", "/bad/a", {"x-amz-tagging": "a=1&a=2"}, b"a", "InvalidTag"),
         ("DELETE", "/bad/here", {"x-amz-if-match-size": "many"}, b"", "InvalidArgument"),
+        ("DELETE", "/bad/here", {"x-amz-if-match-size": "9" * 5000}, b"", "InvalidArgument"),
         ("DELETE", "/bad/here", {"x-amz-if-match-last-modified-time": "soon"}, b"", "InvalidArgument"),
+        (
+            "DELETE",
+            "/bad/here",
+            {"x-amz-if-match-last-modified-time": "Mon, 01 Jan 2020 00:00:00 +99999999999999999999"},
+            b"",
+            "InvalidArgument",
+        ),
+        ("DELETE", "/bad/here?versionId=a%0Db", {}, b"", "InvalidArgument"),
         ("GET", "/bad?versions&version-id-marker=7", {}, b"", "InvalidArgument"),
         ("POST", "/bad", {"Content-Type": "multipart/form-data; boundary=x"}, b"--x--", "NotImplemented"),
         ("PUT", "/bad/a", {"x-amz-copy-source": "bad/here?versionId=7"}, b"", "NoSuchVersion"),
@@ -240,6 +249,17 @@ async def test_conditions_of_a_delete_in_a_list_are_not_passed_over(scene: Scene
         b"<Code>PreconditionFailed</Code>"
     )
     assert (await request("GET", f"{scene.url}/listed/a", scene.alice))[0] == 200
+
+
+async def test_a_key_with_nul_in_a_list_costs_itself_only(scene: Scene) -> None:
+    """It would sort among the versions of another key."""
+    await request("PUT", f"{scene.url}/listed", scene.alice)
+    await request("PUT", f"{scene.url}/listed/a", scene.alice, body=b"12345")
+    body = b"<Delete><Object><Key>a&#0;&#1;</Key></Object><Object><Key>a</Key></Object></Delete>"
+    headers = {"Content-MD5": base64.b64encode(hashlib.md5(body).digest()).decode()}
+    status, _, raw = await request("POST", f"{scene.url}/listed?delete", scene.alice, headers, body)
+    assert status == 200 and raw.count(b"<Code>InvalidURI</Code>") == 1 and raw.count(b"<Deleted>") == 1
+    assert (await request("GET", f"{scene.url}/listed/a", scene.alice))[0] == 404
 
 
 async def test_the_owner_that_a_client_expects_is_compared(scene: Scene) -> None:

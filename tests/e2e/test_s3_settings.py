@@ -69,7 +69,10 @@ def test_versions(client: Any) -> None:
     assert marker["DeleteMarker"]
     refused(client.get_object, "NoSuchKey", **at)
     refused(client.get_object, "MethodNotAllowed", **at, VersionId=marker["VersionId"])
-    refused(client.get_object, "NoSuchVersion", **at, VersionId="nothing")
+    refused(client.get_object, "NoSuchVersion", **at, VersionId="0" * 31)
+    for invalid in ("nothing", "0" * 65, "a\nb"):
+        refused(client.get_object, "InvalidArgument", **at, VersionId=invalid)
+        refused(client.delete_object, "InvalidArgument", **at, VersionId=invalid)
     refused(client.delete_bucket, "BucketNotEmpty", Bucket="kept")
     listed = client.list_object_versions(Bucket="kept")
     assert [(version["VersionId"], version["IsLatest"]) for version in listed["DeleteMarkers"]] == [
@@ -106,7 +109,14 @@ def test_deletions_have_conditions(client: Any) -> None:
     item = {"Key": "k", "ETag": etag, "Size": 5, "LastModifiedTime": modified}
     failed = client.delete_objects(Bucket="watched", Delete={"Objects": [item | {"Size": 4}]})
     assert [error["Code"] for error in failed["Errors"]] == ["PreconditionFailed"]
+    odd = [{"Key": "k" * 2000}, {"Key": "k", "Size": 10**18}, {"Key": "k", "VersionId": "x y"}]
+    failed = client.delete_objects(Bucket="watched", Delete={"Objects": odd})
+    codes = [error["Code"] for error in failed["Errors"]]
+    assert codes == ["KeyTooLongError", "PreconditionFailed", "InvalidArgument"]
     assert client.delete_objects(Bucket="watched", Delete={"Objects": [item]})["Deleted"]
+    assert client.delete_object(**at, IfMatch=etag)["ResponseMetadata"]["HTTPStatusCode"] == 204, (
+        "as after a lost answer"
+    )
     refused(client.head_object, "404", **at)
 
 
@@ -166,6 +176,13 @@ def test_parts_of_an_object_can_be_read(client: Any) -> None:
     again = client.put_object(Bucket="parted", Key="again", Body=whole, ChecksumAlgorithm="SHA256")
     assert copy["ChecksumSHA256"] == again["ChecksumSHA256"]
     refused(client.get_object, "InvalidPartNumber", Bucket="parted", Key="copy", PartNumber=2)
+    upload = client.create_multipart_upload(**at)["UploadId"]
+    parts = [
+        {"PartNumber": number, "ETag": client.upload_part(**at, UploadId=upload, PartNumber=number, Body=body)["ETag"]}
+        for number, body in ((1, bodies[1]), (2, b""))
+    ]
+    client.complete_multipart_upload(**at, UploadId=upload, MultipartUpload={"Parts": parts})
+    assert _read(client, **at, PartNumber=2) == b"", "not all of it"
     refused(client.get_object_attributes, "InvalidArgument", **at, ObjectAttributes=["Colour"])
 
 
@@ -243,8 +260,13 @@ def test_lifecycles_are_kept(client: Any) -> None:
             "Status": "Enabled",
             "Expiration": {"Days": 7},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 3, "NewerNoncurrentVersions": 2},
+        },
+        {
+            "ID": "uploads",
+            "Filter": {"Prefix": ""},
+            "Status": "Enabled",
             "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
-        }
+        },
     ]
     client.put_bucket_lifecycle_configuration(Bucket="expiring", LifecycleConfiguration={"Rules": rules})
     assert client.get_bucket_lifecycle_configuration(Bucket="expiring")["Rules"] == rules

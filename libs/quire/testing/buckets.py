@@ -217,11 +217,12 @@ class MemoryBuckets:
         version_id: str,
         now_ms: int,
         unchanged: StoredObject | None = None,
+        older: bool = False,
     ) -> Deletion:
         state, version = self._of(tenant, bucket), await self.get(tenant, bucket, key, version_id)
         if version is None:
             return Deletion(DeleteOutcome.MISSING, version_id)
-        if unchanged not in (None, version):
+        if unchanged not in (None, version) or (older and state.objects.get(key) is version):
             return Deletion(DeleteOutcome.CHANGED, version_id)
         if state.objects.get(key) is version:
             del state.objects[key]

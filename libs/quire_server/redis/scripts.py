@@ -55,6 +55,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "s3_delete": _S3_VERSIONS,
     "s3_delete_version": _S3_VERSIONS,
     "s3_drop": _S3,
+    "s3_get": _S3_VERSIONS,
     "s3_put": _S3_VERSIONS,
     "s3_put_part": _S3,
     "s3_removed": (),

@@ -129,6 +129,8 @@ def _rule(actions: str, chosen: str = "<Filter/>", status: str = "Enabled") -> s
 
 
 _DAYS = "<Expiration><Days>2</Days></Expiration>"
+_ABORT = "<AbortIncompleteMultipartUpload><DaysAfterInitiation>1</DaysAfterInitiation></AbortIncompleteMultipartUpload>"
+_LONE = "<Expiration><ExpiredObjectDeleteMarker>true</ExpiredObjectDeleteMarker></Expiration>"
 _OBJECT = StoredObject("logs/1", "e", size=10, modified_s=DAY_S * 100 + 3600, blobs=())
 
 
@@ -149,6 +151,8 @@ def test_an_age_ends_at_the_midnight_after_it() -> None:
     [
         ("<Prefix>logs/</Prefix>", True),
         ("<Prefix>data/</Prefix>", False),
+        ("<Prefix> </Prefix>", False),
+        ("<Prefix>logs/ </Prefix>", False),
         ("<Filter><Prefix>logs/</Prefix></Filter>", True),
         ("<Filter><Tag><Key>a</Key><Value>1</Value></Tag></Filter>", True),
         ("<Filter><Tag><Key>a</Key><Value>2</Value></Tag></Filter>", False),
@@ -172,10 +176,9 @@ def test_older_versions_and_lone_markers() -> None:
     assert _ends(_lifecycle(_rule(rule.format(""))), versions, DAY_S * 111) == ["3", "4"]
     kept = rule.format("<NewerNoncurrentVersions>3</NewerNoncurrentVersions>")
     assert _ends(_lifecycle(_rule(kept)), versions, DAY_S * 200) == ["4"]
-    lone = "<Expiration><ExpiredObjectDeleteMarker>true</ExpiredObjectDeleteMarker></Expiration>"
     marker = replace(_OBJECT, etag="", version_id="marker")
-    assert _ends(_lifecycle(_rule(lone)), [marker], DAY_S * 111) == ["marker"]
-    assert not _ends(_lifecycle(_rule(lone)), [marker, versions[4]], DAY_S * 111)
+    assert _ends(_lifecycle(_rule(_LONE)), [marker], DAY_S * 111) == ["marker"]
+    assert not _ends(_lifecycle(_rule(_LONE)), [marker, versions[4]], DAY_S * 111)
     assert not _ends(_lifecycle(_rule(_DAYS)), [marker], DAY_S * 200), "a marker is no object"
 
 
@@ -207,6 +210,11 @@ def test_rules_have_ids() -> None:
         ([_rule("<Expiration/>")], "MalformedXML"),
         ([_rule("<NoncurrentVersionExpiration/>")], "MalformedXML"),
         ([_rule("<Transition><Days>3</Days></Transition>")], "NotImplemented"),
+        ([_rule(_DAYS, "<Filter><And/></Filter>")], "MalformedXML"),
+        ([_rule(_DAYS, "<Filter><And><Prefix>a</Prefix></And></Filter>")], "MalformedXML"),
+        ([_rule(_DAYS + _DAYS)], "MalformedXML"),
+        ([_rule(_ABORT, "<Filter><Tag><Key>a</Key><Value>1</Value></Tag></Filter>")], "InvalidRequest"),
+        ([_rule(_LONE, "<Filter><ObjectSizeLessThan>9</ObjectSizeLessThan></Filter>")], "InvalidRequest"),
         (["<ID>a</ID>" + _rule(_DAYS), "<ID>a</ID>" + _rule(_DAYS)], "InvalidArgument"),
         (["<ID>" + "a" * 256 + "</ID>" + _rule(_DAYS)], "InvalidArgument"),
     ],

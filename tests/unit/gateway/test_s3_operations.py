@@ -109,6 +109,8 @@ def test_what_an_operation_does_not_take_is_refused(operation: Operation) -> Non
         ("PutObject", {}, {"x-amz-website-redirect-location": "/a"}),
         ("PutObject", {}, {"x-amz-storage-class": "GLACIER"}),
         ("PutObject", {"x-amz-meta-colour": "red"}, {}),
+        ("PutObject", {"x-amz-server-side-encryption": "AES256"}, {}),
+        ("CopyObject", {"x-amz-tagging-directive": "REPLACE"}, {}),
         ("PutObject", {"x-amz-storage-class": "GLACIER"}, {}),
         ("DeleteBucket", {"metadataTable": ""}, {}),
         ("DeleteObject", {}, {"x-amz-mfa": "3"}),

@@ -6,6 +6,7 @@ local key, grace, before = ARGV[1], tonumber(ARGV[2]), current(b, ARGV[1])
 if (ARGV[3] ~= '' or ARGV[6] ~= '') and not before then return {0, ''} end
 if ARGV[3] ~= '' and etag_of(before) ~= ARGV[3] then return {-1, ''} end
 if before and is_changed(before, ARGV[6]) then return {-1, ''} end
+count(b.charged, b.objects, 0) -- where nothing was counted yet, while all is there
 local state = versioning_of(b)
 if state == '' then
     if not before then return {0, ''} end

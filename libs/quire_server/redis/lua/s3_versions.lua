@@ -47,6 +47,7 @@ end
 -- Store a version, the newest from now on; returns its id, "" for "null".
 local function write(b, key, packed, grace, random)
     local state, id = versioning_of(b), NULL
+    count(b.charged, b.objects, 0) -- where nothing was counted yet, while all is there
     if state ~= '' then
         step_back(b, key, state, grace)
         local order = next_order(b)

@@ -44,6 +44,7 @@ class S3Buckets:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+        self._get = client.register_script(script("s3_get"))
         self._put = client.register_script(script("s3_put"))
         self._delete = client.register_script(script("s3_delete"))
         self._delete_version = client.register_script(script("s3_delete_version"))
@@ -169,15 +170,9 @@ class S3Buckets:
             raw = cast(bytes | None, await self._client.hget(_of(tenant, bucket, "objects"), key))
             if raw is not None and version_id in ("", place_of(raw).id):
                 return raw
-            if not version_id:  # the newest may be a delete marker
-                low, high = f"[{key}\0".encode(), f"({key}\1".encode()
-                archive = _of(tenant, bucket, "archive")
-                newest = cast(list[bytes], await self._client.zrange(archive, low, high, bylex=True, offset=0, num=1))
-                version_id = newest[0].rpartition(b" ")[2].decode() if newest else ""
-            if not version_id:
-                return None
-            field = f"{key}\0{version_id}"
-            return cast(bytes | None, await self._client.hget(_of(tenant, bucket, "versions"), field))
+            # Versions move between the hashes: the rest is one step, which looks at the current one again.
+            keys = [_of(tenant, bucket, name) for name in ("objects", "versions", "archive")]
+            return cast(bytes | None, await self._get(keys=keys, args=[key.encode(), version_id]))
 
     async def delete(
         self,
@@ -205,11 +200,12 @@ class S3Buckets:
         version_id: str,
         now_ms: int,
         unchanged: StoredObject | None = None,
+        older: bool = False,
     ) -> Deletion:
         """Delete a version for good. See `ports.Buckets`."""
         keys = [_of(tenant, bucket, name) for name in _VERSIONED]
         args: list[bytes | str | int] = [key.encode(), version_id, now_ms + GRACE_MS]
-        args.append(pack(unchanged) if unchanged is not None else "")
+        args += [pack(unchanged) if unchanged is not None else "", int(older)]
         async with metadata_errors():
             outcome, is_marker = cast(tuple[int, int], await self._delete_version(keys=keys, args=args))
         return Deletion(DeleteOutcome(outcome), version_id, bool(is_marker))
@@ -229,7 +225,7 @@ class S3Buckets:
     ) -> VersionsPage:
         """Return versions of objects whose keys begin with `prefix`. See `ports.Buckets`."""
         inside = b""  # of the marker's key: the version after which the page begins
-        if version_id and not past:
+        if version_id and not past and marker.startswith(prefix):
             raw = await self._raw(tenant, bucket, marker, version_id)
             place = place_of(raw) if raw is not None else None
             inside = f"{marker}\0{place.order} {place.id}".encode() if place is not None else b""

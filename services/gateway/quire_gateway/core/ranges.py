@@ -26,8 +26,8 @@ def read_range(header: str, size: int) -> tuple[int, int] | None:
         raise S3Error("InvalidRange", "The requested range is not satisfiable", headers, details) from None
 
 
-def read_part(number: int, header: str, entry: StoredObject) -> tuple[int, int] | None:
-    """Start and end (exclusive) of the part that `partNumber` means; None for one without bytes.
+def read_part(number: int, header: str, entry: StoredObject) -> tuple[int, int]:
+    """Start and end (exclusive) of the part that `partNumber` means; a part may have no bytes.
 
     An object that was not uploaded in parts is its own first one.
 
@@ -39,7 +39,7 @@ def read_part(number: int, header: str, entry: StoredObject) -> tuple[int, int] 
     start = 0
     for part in entry.parts or (ObjectPart(1, entry.size),):
         if part.number == number:
-            return (start, start + part.size) if part.size else None
+            return start, start + part.size
         start += part.size
     raise S3Error("InvalidPartNumber", f"Part {number} is not satisfiable: the object has no such part")
 

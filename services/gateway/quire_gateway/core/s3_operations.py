@@ -56,7 +56,9 @@ ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-tagging-directive": frozenset({"COPY", "REPLACE"}),
     ENCRYPTION: frozenset({"AES256"}),
 }
-"""The only values that are taken of some parameters and headers: those that ask for nothing."""
+"""The only values that are taken of some parameters and headers."""
+_ASKING: Final = frozenset({ENCRYPTION, "x-amz-tagging-directive"})
+"""Those that ask for something, and are read from headers only; the others ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Operation:
         taken = self.parameters | _EVERYWHERE | ({self.subresource} if self.subresource else frozenset())
         for name, value in query.items():
             low = name.lower()
-            is_plain = _is_in(low, _CHECKSUMS) or (low in ONLY and _is_plain(low, value))
+            is_plain = _is_in(low, _CHECKSUMS) or (low in ONLY and low not in _ASKING and _is_plain(low, value))
             if low in _IN_ANY_URL or (is_plain and self._takes(low)):
                 continue
             if low.startswith("x-amz-"):

@@ -213,18 +213,20 @@ class ObjectBackend:
         """Delete a version for good."""
         return await self._buckets.delete_version(*self._at, key, version_id, self._clock.now_ms())
 
-    async def delete_unchanged(self, version: StoredObject, *, for_good: bool) -> Deletion:
+    async def delete_unchanged(self, version: StoredObject, *, for_good: bool, older: bool = False) -> Deletion:
         """Delete an object, or a version `for_good`, if it is still the one given.
+
+        `older`: a version only while it is not the current one.
 
         Raises:
             S3Error: PreconditionFailed if another write has replaced it, even one of the same bytes.
         """
         now_ms, version_id = self._clock.now_ms(), version.version_id or NULL_VERSION
         if for_good:
-            return _checked_deletion(
-                await self._buckets.delete_version(*self._at, version.key, version_id, now_ms, version)
-            )
-        return _checked_deletion(await self._buckets.delete(*self._at, version.key, now_ms, unchanged=version))
+            deletion = await self._buckets.delete_version(*self._at, version.key, version_id, now_ms, version, older)
+        else:
+            deletion = await self._buckets.delete(*self._at, version.key, now_ms, unchanged=version)
+        return _checked_deletion(deletion)
 
     # ---- multipart
 

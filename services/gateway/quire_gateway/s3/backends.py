@@ -82,7 +82,7 @@ class Backends:
     async def sweep(self) -> int:
         """Remove blobs without references and return their number. An error at one bucket does not stop the others.
 
-        Once an hour stale uploads are aborted first, and the lifecycle rules of buckets are applied.
+        Once an hour stale uploads are aborted, and the lifecycle rules of buckets are applied.
         """
         count, now_s = 0, self.clock.now_ms() / 1e3
         is_hour = now_s >= self._hourly_due_s
@@ -90,11 +90,13 @@ class Backends:
             self._hourly_due_s = now_s + _HOURLY_S
         for tenant, bucket in await self.buckets.everywhere():
             try:
+                count += await self._sweep_one(tenant, bucket)
                 if is_hour:
                     await self._expire(tenant, bucket, now_s)
-                count += await self._sweep_one(tenant, bucket)
             except (QuireError, S3Error) as error:
                 logger().warning("a bucket could not be swept", tenant=tenant, bucket=bucket, error=str(error))
+            except Exception as error:  # of one bucket; the others have theirs
+                logger().error("a bucket could not be swept", tenant=tenant, bucket=bucket, exc_info=error)
         return count
 
     async def _expire(self, tenant: str, bucket: str, now_s: float) -> None:

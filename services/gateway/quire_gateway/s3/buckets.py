@@ -17,7 +17,7 @@ from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.backends import Backends
-from quire_gateway.s3.call import Call, check_bucket_name
+from quire_gateway.s3.call import Call, check_bucket_name, check_key, checked_version
 from quire_gateway.s3.deletions import DeleteConditions, delete
 from quire_gateway.s3.listing import ObjectListing, list_objects, list_versions
 from quire_gateway.s3.objects import xml_answer
@@ -140,7 +140,7 @@ class BucketRequests:
     async def list_versions(self, call: Call) -> web.StreamResponse:
         """ListObjectVersions: with delete markers, of each key the newest first."""
         listing_request, marker = _asked(call), call.query.get("key-marker", "")
-        version_id = call.query.get("version-id-marker", "")
+        version_id = checked_version(call.query.get("version-id-marker", ""))
         if version_id and not marker:
             raise S3Error("InvalidArgument", "A version-id marker cannot be specified without a key marker.")
         backend = self._backends.backend(call.caller, call.bucket, listing_request.prefix, AccessLevel.READ)
@@ -232,6 +232,8 @@ class BucketRequests:
             about = [("Key", item.key)] + ([("VersionId", item.version_id)] if item.version_id else [])
             try:
                 call.caller.check(tenant, call.bucket, item.key, AccessLevel.WRITE)
+                check_key(item.key)
+                checked_version(item.version_id)
                 conditions = DeleteConditions(item.etag, item.modified, item.size)
                 deletion = await delete(backend, item.key, item.version_id, conditions)
                 if deletion.is_marker:

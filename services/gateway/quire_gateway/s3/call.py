@@ -28,6 +28,7 @@ XML_BYTES_MAX: Final = 1 << 20
 METADATA_BYTES_MAX: Final = 2048
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+_VERSION_ID: Final = re.compile(r"null|[0-9a-f]{1,64}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _KEPT: Final = (
     "content-type",
@@ -121,6 +122,11 @@ class Call:
         return Described(headers, metadata, tags_of_header(self.header("x-amz-tagging")))
 
     @property
+    def version_id(self) -> str:
+        """Of the query; "" for none. Raises `S3Error` InvalidArgument."""
+        return checked_version(self.query.get("versionId", ""))
+
+    @property
     def checksums(self) -> dict[str, str]:
         """`x-amz-checksum-` headers by algorithm."""
         return {
@@ -203,11 +209,23 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
         bucket, key = host.removesuffix("." + domain), path.removeprefix("/")
     else:
         bucket, _, key = path.removeprefix("/").partition("/")
+    check_key(key)
+    return Call(http=http, signed=signed, bucket=bucket, key=key, query=dict(parameters(query)), request_id=request_id)
+
+
+def check_key(key: str) -> None:
+    """Check an object's key. Raises `S3Error` KeyTooLongError, InvalidURI."""
     if len(key.encode()) > KEY_BYTES_MAX:
         raise S3Error("KeyTooLongError", "Your key is too long")
     if "\0" in key:
         raise S3Error("InvalidURI", "A key has no NUL")
-    return Call(http=http, signed=signed, bucket=bucket, key=key, query=dict(parameters(query)), request_id=request_id)
+
+
+def checked_version(version_id: str) -> str:
+    """Return the id of a version, "" for none. Raises `S3Error` InvalidArgument for one that none can have."""
+    if version_id and not _VERSION_ID.fullmatch(version_id):
+        raise S3Error("InvalidArgument", "Invalid version id specified")
+    return version_id
 
 
 def check_bucket_name(bucket: str) -> None:

@@ -64,7 +64,7 @@ def read_cors(body: bytes) -> tuple[list[CorsRule], bytes]:
     tree = xml.read_tree(body, "CORSConfiguration", _SCHEMA)
     rules = []
     for rule in xml.trees(tree, "CORSRule"):
-        ages = xml.texts(rule, "MaxAgeSeconds")
+        ages = [text.strip() for text in xml.texts(rule, "MaxAgeSeconds")]
         parsed = CorsRule(
             tuple(xml.texts(rule, "AllowedOrigin")),
             tuple(xml.texts(rule, "AllowedMethod")),

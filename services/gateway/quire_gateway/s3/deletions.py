@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 from quire.model.buckets import NULL_VERSION, DeleteOutcome, Deletion, StoredObject
 from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.ranges import check_write
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.backend import Backend, ObjectBackend
+
+_DIGITS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class DeleteConditions:
             raise S3Error("PreconditionFailed", "The object is deleted: its newest version is a delete marker")
         if self.etag:
             check_write(Preconditions(if_match=self.etag), entry.etag)
-        if self.size and not (self.size.isascii() and self.size.isdigit()):
+        if self.size and not (self.size.isascii() and self.size.isdigit() and len(self.size) < _DIGITS_MAX):
             raise S3Error("InvalidArgument", "The size of a condition is a number of bytes")
         if (self.size and int(self.size) != entry.size) or (
             self.modified and int(_time(self.modified).timestamp()) != int(entry.modified_s)
@@ -69,7 +72,7 @@ def _time(text: str) -> datetime:
     for parse in (datetime.fromisoformat, parsedate_to_datetime):
         try:
             time = parse(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
         return time if time.tzinfo else time.replace(tzinfo=UTC)
     raise S3Error("InvalidArgument", f"{text[:40]} is no time")

@@ -115,7 +115,7 @@ def read_lifecycle(body: bytes) -> tuple[list[LifecycleRule], bytes]:
 
 
 def _rule(rule: Tree) -> LifecycleRule:
-    status = _text(rule, "Status")
+    status = _text(rule, "Status").strip()
     if status not in ("Enabled", "Disabled"):
         raise S3Error("MalformedXML", "A rule's Status is Enabled or Disabled")
     filters, prefixes = xml.trees(rule, "Filter"), xml.texts(rule, "Prefix")
@@ -125,6 +125,8 @@ def _rule(rule: Tree) -> LifecycleRule:
     if len(chosen) > 1:
         raise S3Error("MalformedXML", "A Filter has one element; several are within And")
     chosen = (xml.trees(chosen, "And") or [chosen])[0]
+    if xml.trees(filters[0] if filters else [], "And") and len(chosen) < 2:
+        raise S3Error("MalformedXML", "And has two elements or more")
     pairs = [(xml.texts(tag, "Key"), xml.texts(tag, "Value")) for tag in xml.trees(chosen, "Tag")]
     if any(len(keys) != 1 or len(values) != 1 for keys, values in pairs):
         raise S3Error("MalformedXML", "A Tag has one Key and one Value")
@@ -133,11 +135,14 @@ def _rule(rule: Tree) -> LifecycleRule:
         xml.trees(rule, name)
         for name in ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
     )
-    if not (expirations or noncurrent or aborts):
-        raise S3Error("MalformedXML", "A rule has an action")
+    if not (expirations or noncurrent or aborts) or max(map(len, (expirations, noncurrent, aborts))) > 1:
+        raise S3Error("MalformedXML", "A rule has an action, and each of them once")
     expiration, older, abort = ((values or [[]])[0] for values in (expirations, noncurrent, aborts))
     if expirations and len(expiration) != 1:
         raise S3Error("MalformedXML", "An Expiration has one of Days, Date and ExpiredObjectDeleteMarker")
+    lone_markers = [text.strip() for text in xml.texts(expiration, "ExpiredObjectDeleteMarker")] == ["true"]
+    if (aborts or lone_markers) and (pairs or larger is not None or smaller is not None):
+        raise S3Error("InvalidRequest", "Uploads and delete markers have neither tags nor sizes to filter by")
     return LifecycleRule(
         enabled=status == "Enabled",
         prefix=_text(chosen, "Prefix"),
@@ -146,7 +151,7 @@ def _rule(rule: Tree) -> LifecycleRule:
         smaller=smaller,
         days=_number(expiration, "Days", 1) or 0,
         date_s=_date_s(expiration),
-        lone_markers=xml.texts(expiration, "ExpiredObjectDeleteMarker") == ["true"],
+        lone_markers=lone_markers,
         older_days=(_number(older, "NoncurrentDays", 1) or 0) if not noncurrent else _required_days(older),
         older_kept=_number(older, "NewerNoncurrentVersions", 1) or 0,
         upload_days=_number(abort, "DaysAfterInitiation", 1) or 0,
@@ -168,7 +173,7 @@ def _required_days(older: Tree) -> int:
 
 
 def _number(tree: Tree, name: str, low: int) -> int | None:
-    values = xml.texts(tree, name)
+    values = [text.strip() for text in xml.texts(tree, name)]
     if not values:
         return None
     if len(values) > 1 or not re.fullmatch("[0-9]{1,15}", values[0]) or int(values[0]) < low:
@@ -177,7 +182,7 @@ def _number(tree: Tree, name: str, low: int) -> int | None:
 
 
 def _date_s(expiration: Tree) -> float:
-    values = xml.texts(expiration, "Date")
+    values = [text.strip() for text in xml.texts(expiration, "Date")]
     if not values:
         return 0.0
     try:
@@ -200,7 +205,7 @@ async def apply(backend: ObjectBackend, rules: Sequence[LifecycleRule], now_s: f
     async for group in _by_key(backend):
         for version, is_current in _expired(group, rules, now_s):
             with contextlib.suppress(S3Error):  # it is another one by now
-                await backend.delete_unchanged(version, for_good=not is_current)
+                await backend.delete_unchanged(version, for_good=not is_current, older=not is_current)
                 count += 1
     if any(rule.upload_days for rule in rules):
         for upload in await backend.uploads():

@@ -46,9 +46,10 @@ async def list_versions(
         return VersionListing(versions, plain.prefixes, plain.last, NULL_VERSION, plain.truncated)
     listing = VersionListing()
     past = _is_common(key_marker, prefix, delimiter) and not version_id
-    has_more = limit > 0
+    has_more, page_size = limit > 0, limit + 1
     while has_more:
-        page = await backend.versions(prefix, key_marker, version_id, past, limit + 1)
+        page = await backend.versions(prefix, key_marker, version_id, past, page_size)
+        page_size = limit + 1
         has_more = page.truncated and bool(page.versions)
         for version, is_latest in zip(page.versions, page.latest, strict=True):
             if len(listing.versions) + len(listing.prefixes) == limit:
@@ -59,6 +60,7 @@ async def list_versions(
                 key_marker, version_id, past, has_more = version.key[: cut + len(delimiter)], "", True, True
                 listing.prefixes.append(key_marker)
                 listing.last, listing.last_version = key_marker, ""
+                page_size = min(limit + 1, _AFTER_JUMP)
                 break
             listing.versions.append((version, is_latest))
             key_marker, version_id, past = version.key, version.version_id or NULL_VERSION, False

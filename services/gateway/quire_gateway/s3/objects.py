@@ -19,9 +19,9 @@ from quire_gateway.s3 import xml
 from quire_gateway.s3.attributes import attributes_document
 from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.backends import Backends
-from quire_gateway.s3.call import Call
+from quire_gateway.s3.call import Call, check_key, checked_version
 from quire_gateway.s3.checksums import COMPOSITE, FULL_OBJECT, PREFIX, checksum_type_of, kind_of
-from quire_gateway.s3.declared import ExpectedObject
+from quire_gateway.s3.declared import Described, ExpectedObject
 from quire_gateway.s3.deletions import DeleteConditions, delete
 from quire_gateway.s3.tagging import OBJECT_TAGS_MAX, read_tagging, tagging_document
 from quire_server.http_requests import send
@@ -62,12 +62,12 @@ class ObjectRequests:
     async def get(self, call: Call) -> web.StreamResponse:
         """GetObject, HeadObject: ranges, parts, versions and conditions."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
-        entry = await _found(backend, call)
+        entry = await find(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
         headers = _headers(entry, call) | _overrides(call)
         if "partNumber" in call.query:
             part = call.number("partNumber", 1, 1, _PARTS_MAX)
-            span = read_part(part, call.header("Range"), entry)
+            span: tuple[int, int] | None = read_part(part, call.header("Range"), entry)
             if entry.parts:
                 headers["x-amz-mp-parts-count"] = str(len(entry.parts))
                 checksums = next(each.checksums for each in entry.parts if each.number == part)
@@ -75,6 +75,8 @@ class ObjectRequests:
         else:
             span = read_range(call.header("Range"), entry.size)
         start, end = span or (0, entry.size)
+        if span is not None and start == end:  # a part without bytes has no range
+            span = None
         if span is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{entry.size}"
         else:
@@ -105,6 +107,7 @@ class ObjectRequests:
         if conditions.of_write:
             expected = await expected_etag(backend, call.key, conditions)
         described, body = call.described(), call.body()
+        check_tags(backend, described)
         await call.go_on()
         entry = await backend.put(call.key, body, described, expected)
         headers = {"ETag": f'"{entry.etag}"'} | {PREFIX + name: value for name, value in entry.checksums.items()}
@@ -113,7 +116,7 @@ class ObjectRequests:
     async def delete(self, call: Call) -> web.StreamResponse:
         """DeleteObject: the object, if it fits conditions, or a version of it."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
-        version_id = call.query.get("versionId", "")
+        version_id = call.version_id
         names = ("If-Match", "x-amz-if-match-last-modified-time", "x-amz-if-match-size")
         deletion = await delete(backend, call.key, version_id, DeleteConditions(*(call.header(name) for name in names)))
         headers = version_header(deletion.version_id)
@@ -154,7 +157,8 @@ class ObjectRequests:
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
         backend = self._backends.object_backend(call.caller, bucket, key, AccessLevel.READ)
-        version_id = unquote(version)
+        version_id = checked_version(unquote(version))
+        check_key(key)
         entry = await backend.found(key, version_id)
         names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
         conditions = Preconditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
@@ -167,19 +171,19 @@ class ObjectRequests:
     async def acl(self, call: Call) -> web.StreamResponse:
         """GetObjectAcl: always `private`."""
         backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
-        await _found(backend, call)
+        await find(backend, call)
         return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """PutObjectAcl: the canned one that everything has; others were refused already."""
-        await _found(self._object_backend(call), call)
+        await find(self._object_backend(call), call)
         await call.check_private()
         return web.Response()
 
     async def attributes(self, call: Call) -> web.StreamResponse:
         """GetObjectAttributes."""
         backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
-        entry = await backend.found(call.key, call.query.get("versionId", ""))
+        entry = await backend.found(call.key, call.version_id)
         check_read(call.conditions, entry.etag, entry.modified_s)
         limit = min(call.header_number("x-amz-max-parts", _LIST_MAX, 0, 1 << 29), _LIST_MAX)
         marker = call.header_number("x-amz-part-number-marker", 0, 0, _PARTS_MAX)
@@ -191,7 +195,7 @@ class ObjectRequests:
     async def tagging(self, call: Call) -> web.StreamResponse:
         """GetObjectTagging."""
         backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
-        entry = await backend.found(call.key, call.query.get("versionId", ""))
+        entry = await backend.found(call.key, call.version_id)
         answer = xml_answer(tagging_document(entry.tags))
         answer.headers.update(version_header(entry.version_id))
         return answer
@@ -199,12 +203,12 @@ class ObjectRequests:
     async def set_tagging(self, call: Call) -> web.StreamResponse:
         """PutObjectTagging, of an object or a version."""
         tags = read_tagging(await call.xml(), OBJECT_TAGS_MAX)
-        entry = await self._object_backend(call).tag(call.key, call.query.get("versionId", ""), tags)
+        entry = await self._object_backend(call).tag(call.key, call.version_id, tags)
         return web.Response(headers=version_header(entry.version_id))
 
     async def delete_tagging(self, call: Call) -> web.StreamResponse:
         """DeleteObjectTagging, of an object or a version."""
-        entry = await self._object_backend(call).tag(call.key, call.query.get("versionId", ""), {})
+        entry = await self._object_backend(call).tag(call.key, call.version_id, {})
         return web.Response(status=204, headers=version_header(entry.version_id))
 
     # ---- multipart uploads
@@ -306,8 +310,9 @@ class ObjectRequests:
         return self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
 
 
-async def _found(backend: Backend, call: Call) -> StoredObject:
-    version_id = call.query.get("versionId", "")
+async def find(backend: Backend, call: Call) -> StoredObject:
+    """Return the object that a request names, or a version of it. Raises `S3Error`."""
+    version_id = call.version_id
     if isinstance(backend, ObjectBackend):
         return await backend.found(call.key, version_id)
     if version_id not in ("", NULL_VERSION):
@@ -340,6 +345,12 @@ def _overrides(call: Call) -> dict[str, str]:
     return headers
 
 
+def check_tags(backend: Backend, described: Described) -> None:
+    """Refuse tags for a reserved bucket. Raises `S3Error` NotImplemented."""
+    if described.tags and not isinstance(backend, ObjectBackend):
+        raise S3Error("NotImplemented", "Objects of this bucket have no tags")
+
+
 def version_header(version_id: str) -> dict[str, str]:
     """Return the header of a version; none without versioning."""
     return {"x-amz-version-id": version_id} if version_id else {}
@@ -353,7 +364,7 @@ def _headers(entry: StoredObject, call: Call) -> dict[str, str]:
     headers["Accept-Ranges"] = "bytes"
     if entry.tags:
         headers["x-amz-tagging-count"] = str(len(entry.tags))
-    return headers | version_header(entry.version_id or call.query.get("versionId", "")) | call.shared_headers
+    return headers | version_header(entry.version_id or call.version_id) | call.shared_headers
 
 
 def xml_answer(body: bytes) -> web.Response:

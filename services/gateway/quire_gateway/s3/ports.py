@@ -114,8 +114,12 @@ class Buckets(Protocol):
         version_id: str,
         now_ms: int,
         unchanged: StoredObject | None = None,
+        older: bool = False,
     ) -> Deletion:
-        """Delete a version for good; the newest that is left is the object then, unless it is a delete marker."""
+        """Delete a version for good; the newest that is left is the object then, unless it is a delete marker.
+
+        `unchanged`: see `delete`. `older`: only while it is not the current version.
+        """
 
     async def tag(self, tenant: str, bucket: str, key: str, version_id: str, tags: Mapping[str, str]) -> bool:
         """Replace the tags of an object, or of a version of it; whether it is there."""

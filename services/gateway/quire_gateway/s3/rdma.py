@@ -51,7 +51,7 @@ from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.chunk_names import ChunkName
 from quire_gateway.s3.declared import Described
-from quire_gateway.s3.objects import expected_etag
+from quire_gateway.s3.objects import check_tags, expected_etag, find, version_header
 from quire_server.limits.turns import FairTurns
 from quire_server.lookups import LookupAnswer
 from quire_server.redis.keys.access import CHUNKS_BUCKET, AccessLevel
@@ -133,9 +133,9 @@ class RdmaRequests:
 
     async def _get_staged(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.READ)
-        entry = await backend.head(call.key)
-        if entry is None:
-            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        if "partNumber" in call.query:
+            raise S3Error("NotImplemented", "partNumber with a token is not implemented here; a Range is")
+        entry = await find(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
         start, end = span or (0, entry.size)
@@ -146,7 +146,7 @@ class RdmaRequests:
             if data:
                 await self._staging.push(data, target)
         headers = {"ETag": f'"{entry.etag}"', _REPLY: "206" if span else "200", _MOVED: str(end - start)}
-        return web.Response(status=206 if span else 200, headers=headers)
+        return web.Response(status=206 if span else 200, headers=headers | version_header(entry.version_id))
 
     async def put(self, call: Call) -> web.StreamResponse:
         """PutObject from the client's memory: `x-quire-length` bytes, all of it without that."""
@@ -172,13 +172,15 @@ class RdmaRequests:
             raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
         backend = self._backends.backend(call.caller, call.bucket, call.key, AccessLevel.WRITE)
         described, expected = _metadata(call), ""
+        check_tags(backend, described)
         if call.conditions.of_write:
             expected = await expected_etag(backend, call.key, call.conditions)
         async with self._staged.turn(call.principal.tenant):
             data = await self._staging.pull(target, int(length))
-            body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
+            body = Body(_Whole(data), len(data), BodyChecks({}, "", call.http.headers.get("Content-MD5")), None)
             entry = await backend.put(call.key, body, described, expected)
-        return web.Response(headers={"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))})
+        headers = {"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))}
+        return web.Response(headers=headers | version_header(entry.version_id))
 
     async def _get_chunk(self, call: Call, namespace: Namespace, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""

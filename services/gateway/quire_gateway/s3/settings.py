@@ -45,9 +45,9 @@ class BucketSettings:
     async def set_versioning(self, call: Call) -> web.StreamResponse:
         """PutBucketVersioning: Enabled or Suspended."""
         tree = xml.read_tree(await call.xml(), "VersioningConfiguration", {"Status": None, "MfaDelete": None})
-        if "Enabled" in xml.texts(tree, "MfaDelete"):
+        if any(text.strip() != "Disabled" for text in xml.texts(tree, "MfaDelete")):
             raise S3Error("NotImplemented", "MfaDelete is not implemented here")
-        status = (xml.texts(tree, "Status") or [""])[0]
+        status = "".join(xml.texts(tree, "Status")).strip()
         if status not in (Versioning.ENABLED.value, Versioning.SUSPENDED.value):
             raise S3Error("MalformedXML", "Status is Enabled or Suspended")
         return await self._set(call, _VERSIONING, status.encode())
@@ -92,7 +92,7 @@ class BucketSettings:
 
     async def encryption(self, call: Call) -> web.StreamResponse:
         """GetBucketEncryption: AES256 of every bucket, where the object tier encrypts."""
-        await self._backend(call).check_there()
+        await self._backend(call, AccessLevel.READ).check_there()
         self._check_encrypted()
         rule: list[tuple[str, Any]] = [("ApplyServerSideEncryptionByDefault", [("SSEAlgorithm", "AES256")])]
         return xml_answer(xml.document("ServerSideEncryptionConfiguration", [("Rule", rule)]))
@@ -118,11 +118,11 @@ class BucketSettings:
         if not self._encrypted:
             raise S3Error("NotImplemented", "Nothing here says that the object tier encrypts (s3_encrypted)")
 
-    def _backend(self, call: Call) -> ObjectBackend:
-        return self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
+    def _backend(self, call: Call, level: AccessLevel = AccessLevel.ADMIN) -> ObjectBackend:
+        return self._backends.object_backend(call.caller, call.bucket, "", level)
 
     async def _stored(self, call: Call, name: str) -> web.StreamResponse:
-        backend = self._backend(call)
+        backend = self._backend(call, AccessLevel.READ)
         value = (await self._backends.buckets.settings(*backend.place)).get(name)
         if value is None:
             await backend.check_there()

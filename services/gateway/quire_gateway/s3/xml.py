@@ -43,7 +43,8 @@ def _inner(children: Iterable[tuple[str, Any]]) -> str:
 
 
 def _legal(text: str) -> str:
-    """XML 1.0 has no control characters but tab, line feed and return; those go as S3 writes them."""
+    """XML 1.0 has no control characters but tab, line feed and return; those go as S3 writes them, but for NUL."""
+    text = text.replace("\0", "\ufffd")
     return "".join(c if c >= " " or c in "\t\n" else f"&#{ord(c)};" for c in escape(text, {"\r": "&#13;"}))
 
 
@@ -124,7 +125,7 @@ def _tree(element: Any, schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def texts(tree: Sequence[tuple[str, Any]], name: str) -> list[str]:
     """Return the texts of the children of that name."""
-    return [str(value).strip() for child, value in tree if child == name]
+    return [str(value) for child, value in tree if child == name]
 
 
 def trees(tree: Sequence[tuple[str, Any]], name: str) -> list[list[tuple[str, Any]]]:
