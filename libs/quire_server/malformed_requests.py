@@ -13,14 +13,11 @@ MalformedAnswer = Callable[[HTTPStatus, str], web.Response]
 """Makes the answer, given the status and the reason."""
 
 
-def protocol_of(server: web.Server, answer: MalformedAnswer | None) -> Callable[[], Any]:
-    """Return the factory of the server's protocols. `answer`: None for aiohttp's own, in plain text."""
-    if answer is None:
-        return server
-    make_answer = answer
+def protocol_answering(answer: MalformedAnswer) -> type[web.RequestHandler]:
+    """Return a class of aiohttp's protocols with another answer to a request that it cannot parse."""
 
     class Protocol(web.RequestHandler):
-        """aiohttp's, with another answer to a request that it cannot parse."""
+        """A connection."""
 
         __slots__ = ()
 
@@ -33,17 +30,27 @@ def protocol_of(server: web.Server, answer: MalformedAnswer | None) -> Callable[
         ) -> web.StreamResponse:
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
                 return super().handle_error(request, status, exc, message)
-            kind = HTTPStatus(status)
-            if isinstance(exc, LineTooLong):
+            if isinstance(exc, LineTooLong):  # its message quotes the line, which may be a secret
                 kind = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            reason = (message or kind.phrase).partition("\n")[0]
-            response = make_answer(kind, reason)
+                reason = "the request line or a header has more than 8190 bytes"
+            else:
+                kind = HTTPStatus(status)
+                reason = (message or kind.phrase).partition("\n")[0].rstrip(": ")
+            response = answer(kind, reason)
             response.force_close()
             return response
 
+    return Protocol
+
+
+def protocols_of(server: web.Server, kind: type[web.RequestHandler] | None) -> Callable[[], Any]:
+    """Return the factory of a server's protocols, which are of that class; None for aiohttp's own."""
+    if kind is None:
+        return server
+
     def protocol() -> Any:
         handler = server()
-        handler.__class__ = Protocol  # the server makes them, with arguments that are its own
+        handler.__class__ = kind  # the server makes them, with arguments that are its own
         return handler
 
     return protocol

@@ -278,7 +278,7 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
 def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each port where it is free; an operator needs no token on the folder of a cluster that asks for them."""
     usual = dict(zip(("gateway", "http", "s3"), free_ports(3), strict=True))
-    monkeypatch.setattr("quire_tools.local.cluster._USUAL", usual)
+    monkeypatch.setattr("quire_tools.local.ports.USUAL", usual)
     tokens = {"QUIRE_GATEWAY_AUTH": "tokens"}
     with (
         socket.create_server(("127.0.0.1", usual["s3"])),
@@ -302,32 +302,6 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         for options in (["--admin", cluster.admin_address], ["--admin", "a:1", "--gateway", "b:1"]):
             refused = quire("status", *options)
             assert refused.returncode == 1 and "InvalidRequest" in refused.stderr
-
-
-def test_a_port_that_was_asked_for(tmp_path: Path) -> None:
-    """One that is taken is an error, not replaced without a word. No password is in a URL that is printed."""
-    asked, taken = free_ports(2)
-    folder = ["--folder", str(tmp_path / "c"), "--decoders", "0", "--arena-mib", "64", "--drive-mib", "128"]
-    with socket.create_server(("127.0.0.1", taken)):
-        refused = quire("up", *folder, "--port", str(taken))
-    assert refused.returncode == 1 and f"port {taken} is taken" in refused.stderr
-    environment = {**os.environ, "COLUMNS": "160"}
-    with subprocess.Popen(
-        [*QUIRE, "up", *folder, "--port", str(asked)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as up:
-        try:
-            assert up.stdout is not None
-            shown = ""
-            for line in up.stdout:
-                shown += line
-                if "S3 http://" in line:
-                    break
-            address, user, password = quire("page", "--folder", str(tmp_path / "c")).stdout.split("\n")[:3]
-        finally:
-            up.send_signal(signal.SIGINT)
-            up.wait(60)
-    assert f"gateway 127.0.0.1:{asked}" in shown and "operator:" not in shown
-    assert address in shown and user.endswith("operator") and len(password.split()[1]) > 20
 
 
 _LISTS = ("tenant", "policy", "keys")

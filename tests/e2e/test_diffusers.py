@@ -118,6 +118,15 @@ FAMILIES = {
         packed=True,
     ),
     "flux.2": Family("AutoencoderKLFlux2", _FLUX2, 32, 8, lambda z: z, packed=True),
+    "wan-2.2": Family(
+        "AutoencoderKLWan",
+        _WAN
+        | {"latents_mean": _MEANS, "latents_std": _DEVIATIONS, "patch_size": 2, "scale_factor_spatial": 16}
+        | {"in_channels": 12, "out_channels": 12, "is_residual": True},
+        16,
+        16,
+        _qwen,
+    ),
     "wan-2.1": Family("AutoencoderKLWan", _WAN | {"latents_mean": _MEANS, "latents_std": _DEVIATIONS}, 16, 8, _qwen),
 }
 
@@ -130,7 +139,10 @@ class TinyPipeline:
     def __init__(self, family: Family, folder: Path, *, vae: Any = None) -> None:
         self.family, self.name_or_path = family, str(folder)
         self.vae: Any = vae or getattr(diffusers, family.vae).from_pretrained(folder / "vae").eval()
-        self.vae_scale_factor = family.scale
+        if family.vae == "AutoencoderKLWan":
+            self.vae_scale_factor_spatial = family.scale
+        else:
+            self.vae_scale_factor = family.scale
 
     def __call__(self, batch: int, callback_on_step_end: Any, dtype: torch.dtype) -> torch.Tensor:
         """The planes, whatever the callback sees of them."""
@@ -162,6 +174,10 @@ class TinyPipeline:
             sample = self.vae.decode(latents, return_dict=False)[0]
         sample = sample[:, :, 0] if sample.ndim == 5 else sample
         return ((sample[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+class Flux2TinyPipeline(TinyPipeline):
+    """Named as those whose latents are laid out so."""
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +212,7 @@ async def test_latents_of_each_family_decode_to_the_pipelines_pixels(
     family, dtypes = FAMILIES[name], [torch.float32]
     if name == "sd-1.5":
         dtypes += [torch.float16, torch.bfloat16]
-    pipeline = TinyPipeline(family, folders[name])
+    pipeline = (Flux2TinyPipeline if name == "flux.2" else TinyPipeline)(family, folders[name])
     async with QuireClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         assert weights_digest(folders[name] / "vae") in {vae.weights_sha256 for vae in await images.vaes()}
@@ -251,6 +267,20 @@ async def test_pictures_become_latents_of_each_family(
     errors = np.abs(back.astype(int) - picture)
     assert int(errors.max()) == said["error_max"]
     assert 10 * np.log10(255**2 / (errors**2).mean()) == pytest.approx(said["psnr_db"], abs=0.02)
+
+
+async def test_another_pipeline_with_the_vae_of_flux_2_is_refused(folders: dict[str, Path]) -> None:
+    """Ideogram's has the same shapes and another order within a patch: its images would be scrambled."""
+    nothing: Any = None
+
+    class Ideogram4Pipeline(TinyPipeline):
+        pass
+
+    pipeline = Ideogram4Pipeline(FAMILIES["flux.2"], folders["flux.2"])
+    keeper = LatentKeeper(pipeline, nothing)
+    pipeline(1, keeper, torch.float32)
+    with pytest.raises(InvalidRequest, match="how a Ideogram4Pipeline lays out"):
+        await keeper.store("scrambled", height=64, width=96)
 
 
 def test_a_vae_is_known_by_its_file_or_not_stored(folders: dict[str, Path], tmp_path: Path) -> None:

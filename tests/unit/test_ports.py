@@ -8,7 +8,7 @@ import pytest
 
 from quire.model.errors import ConfigInvalid
 from quire_tools.local import LocalCluster
-from quire_tools.local.ports import free_ports
+from quire_tools.local.ports import GatewayPorts, free_ports
 
 
 def test_no_outgoing_connection_can_take_them() -> None:
@@ -34,6 +34,17 @@ def test_a_cluster_gives_no_service_a_port_that_was_asked_for(tmp_path: Path, mo
     cluster = LocalCluster(tmp_path, http_address=f"127.0.0.1:{asked[0]}", settings=settings)
     taken, of_storage = cluster._find_ports(8)
     assert not {*taken, *of_storage} & {*asked}
+
+
+def test_a_port_of_the_gateway_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another service has it by default."""
+    (port,) = free_ports(1)
+    monkeypatch.setattr("quire_tools.local.ports.USUAL", {"http": port})
+    ports = GatewayPorts(port, usual=True)
+    assert ports.choose("gateway", 1) == port
+    assert ports.choose("http", 23_456) == 23_456 and ports.moved == {port: 23_456}
+    assert GatewayPorts(0, usual=True).choose("http", 1) == port
+    assert GatewayPorts(0, usual=True).choose("http", 2, {port}) == 2
 
 
 def test_they_lie_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

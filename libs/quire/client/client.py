@@ -29,7 +29,7 @@ from quire.model.errors import (
     ResourceExhausted,
 )
 from quire.model.hashing import Namespace
-from quire.model.keys import ChunkKeys, check_keys
+from quire.model.keys import ChunkKeys, check_keys, packed
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
 from quire.model.urgency import Urgency
@@ -418,9 +418,8 @@ class QuireClient:
         Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
         `DeadlineExceeded`.
         """
-        check_keys(keys)
         request = pb.EvictRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
+            namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), keep_chunks=keep_chunks
         )
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
@@ -431,9 +430,8 @@ class QuireClient:
         Leases keep copies where they are; other prefixes and levels below `object` do not. Returns how many chunks the
         object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
-        check_keys(keys)
         request = pb.DemoteRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
+            namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), keep_chunks=keep_chunks
         )
         return int((await call(self._stub.Demote, request, timeout_s=self._timeout_s)).demoted_chunks)
 
@@ -452,15 +450,13 @@ class QuireClient:
         Calling again for the same prefix never shortens the time; a longer prefix has a retention of its own. Raises
         `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
-        check_keys(keys)
         ttl_ms, about = max(1, math.ceil(seconds * 1000)), convert.namespace_to(namespace)
-        request = pb.RetainRequest(namespace=about, chunk_keys=keys.packed, ttl_ms=ttl_ms, holder=holder)
+        request = pb.RetainRequest(namespace=about, chunk_keys=packed(keys), ttl_ms=ttl_ms, holder=holder)
         return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def end_retention(self, namespace: Namespace, keys: ChunkKeys, *, holder: str = "") -> bool:
         """End a holder's retentions on any of the keys; whether there was one. Raises as `retain`."""
-        check_keys(keys)
-        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, holder=holder)
+        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), holder=holder)
         return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
@@ -470,9 +466,8 @@ class QuireClient:
         first. At most half of a node's memory is filled; the rest stays where it is. Raises `NotAllowed`,
         `TooManyRequests`, `Unavailable`, `DeadlineExceeded`.
         """
-        check_keys(keys)
         request = pb.PrefetchRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, within_ms=round(within_s * 1000)
+            namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), within_ms=round(within_s * 1000)
         )
         return int((await call(self._stub.Prefetch, request, timeout_s=self._timeout_s)).chunks_in_memory)
 

@@ -39,7 +39,9 @@ class LatentKeeper:
         self._images = images
         self._info = vae_of(pipeline, weights_sha256)
         self._vae = pipeline.vae
-        self._scale = int(getattr(pipeline, "vae_scale_factor", 8))
+        scale = getattr(pipeline, "vae_scale_factor", None) or getattr(pipeline, "vae_scale_factor_spatial", None)
+        self._scale = int(scale or 8)
+        self._pipeline = type(pipeline).__name__
         self._latents: torch.Tensor | None = None
 
     def __call__(self, pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +58,12 @@ class LatentKeeper:
         if self._latents is None:
             raise InvalidRequest("the pipeline has not run with this callback yet", field="latents")
         latents, size = self._latents.detach().cpu(), (height // self._scale, width // self._scale)
-        if hasattr(self._vae, "bn"):
-            batch = _denormalised_patches(latents, *size, self._vae)
-        else:
+        if not hasattr(self._vae, "bn"):
             batch = _planes(latents, *size)
+        elif self._pipeline.startswith("Flux2"):
+            batch = _denormalised_patches(latents, *size, self._vae)
+        else:  # others have the same VAE, and lay out their patches in other ways
+            raise InvalidRequest(f"how a {self._pipeline} lays out its latents is not known here", field="latents")
         entries = []
         for index, latent in enumerate(batch):
             image_id = name if len(batch) == 1 else f"{name}-{index}"
@@ -113,8 +117,8 @@ def _denormalised_patches(latents: torch.Tensor, height: int, width: int, vae: A
     """
     _check_dtype(latents)
     shape = _packed_shape(latents, height, width)
-    mean, variance = (each.detach().cpu().to(latents.dtype) for each in (vae.bn.running_mean, vae.bn.running_var))
-    patches: torch.Tensor = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+    deviation = torch.sqrt(vae.bn.running_var.detach().cpu() + vae.config.batch_norm_eps).to(latents.dtype)
+    patches: torch.Tensor = latents * deviation + vae.bn.running_mean.detach().cpu().to(latents.dtype)
     patches = patches.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
 

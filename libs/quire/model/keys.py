@@ -187,3 +187,9 @@ def check_keys(keys: object) -> None:
             f"a {type(keys).__name__}; ChunkKeys are wanted, as `block_keys` makes them, or ChunkKeys(b''.join(keys))",
             field="chunk_keys",
         )
+
+
+def packed(keys: ChunkKeys) -> bytes:
+    """Return the keys, concatenated. Raises `KeysInvalid` as `check_keys`."""
+    check_keys(keys)
+    return keys.packed

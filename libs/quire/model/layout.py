@@ -62,7 +62,7 @@ class KvLayout:
     def __post_init__(self) -> None:
         for name, kind in (("dtype", Dtype), ("attention", Attention)):
             if not isinstance(getattr(self, name), kind):
-                names = ", ".join(f"{kind.__name__}.{each}" for each in kind.__members__)
+                names = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
                 raise LayoutInvalid(f"{getattr(self, name)!r}; there are {names}", field=f"layout.{name}")
         limits = {
             "num_layers": _LAYERS_MAX,

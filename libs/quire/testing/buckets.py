@@ -255,8 +255,8 @@ class MemoryBuckets:
             if not key.startswith(prefix) or (past and key.startswith(marker)) or key.encode() < marker.encode():
                 continue
             if key == marker and marker:
-                known = [version for version, _ in every]
-                every = every[known.index(predecessor) + 1 :] if predecessor is not None else []
+                of_key = [version for version, _ in every]
+                every = every[of_key.index(predecessor) + 1 :] if predecessor is not None else []
             listed += every
         page = listed[:limit]
         return VersionsPage([version for version, _ in page], [latest for _, latest in page], len(page) >= limit)

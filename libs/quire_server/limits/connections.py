@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from quire.model.errors import ConfigInvalid
-from quire_server.malformed_requests import MalformedAnswer, protocol_of
+from quire_server.malformed_requests import MalformedAnswer, protocol_answering, protocols_of
 
 KEEPALIVE_S: Final = 75.0
 """For how long a connection stays open without a complete request."""
@@ -48,7 +48,7 @@ class HttpConnections:
     def __init__(self, bound: Callable[[], int], malformed: MalformedAnswer | None = None) -> None:
         """`malformed`: makes answers to requests that cannot be parsed; None for plain text."""
         self._bound = bound
-        self._malformed = malformed
+        self._protocol = protocol_answering(malformed) if malformed is not None else None
         self._handshakes: dict[asyncio.Task[Any], None] = {}
         self._transports: dict[Any, asyncio.Transport] = {}
         self._silent: dict[Any, None] = {}
@@ -81,7 +81,7 @@ class HttpConnections:
             return
         tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S} if context is not None else {}
         connecting = asyncio.get_running_loop().connect_accepted_socket(
-            protocol_of(server, self._malformed), connection, **tls
+            protocols_of(server, self._protocol), connection, **tls
         )
         handshake = asyncio.ensure_future(connecting)
         self._handshakes[handshake] = None

@@ -65,7 +65,9 @@ def up(cluster: LocalCluster) -> None:
 
 def moved(cluster: LocalCluster) -> list[str]:
     """Return a line for each usual port that was taken."""
-    return [f"[yellow]port {usual} is taken[/]: {port} in its place" for usual, port in cluster.moved_ports.items()]
+    return [
+        f"[yellow]port {usual} is taken[/]: {port} in its place" for usual, port in cluster.gateway_ports.moved.items()
+    ]
 
 
 def _next(cluster: LocalCluster) -> list[tuple[str, str]]:

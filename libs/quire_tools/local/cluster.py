@@ -32,7 +32,7 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub, GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
 from quire_tools.local.patience import Patience
-from quire_tools.local.ports import free_ports, is_free, named_ports, remembered_ports
+from quire_tools.local.ports import GatewayPorts, free_ports, named_ports, remembered_ports
 from quire_tools.local.processes import ServiceProcess, Starter
 
 _STATE: Final = "cluster.json"
@@ -40,7 +40,6 @@ _LOCAL: Final = {"GRPC_ENABLE_FORK_SUPPORT": "0", "UCX_NET_DEVICES": "lo"}  # al
 _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}  # as the storage image has it
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
-_USUAL: Final = {"gateway": 7410, "http": 7480, "s3": 7481}
 _MEMBERS: Final = ("gateway", "storage", "decoder", "scheduler")
 _SERVICES: Final = ("orchestrator", *_MEMBERS)
 
@@ -84,8 +83,8 @@ class LocalCluster:
         Omitted ports are those of the folder's previous cluster, if they are free, but for those of storage nodes.
 
         `own_links`: each storage node sends over a link of its own, of its name. `usual_ports`: the first gateway is at
-        7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free; `moved_ports` names the others. `gateway_port`:
-        of gRPC at the first gateway, in place of 7410; 0 for none, else one that is taken is an error. `tls`: members
+        7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free; `gateway_ports` names the others.
+        `gateway_port`: of gRPC at the first gateway; 0 for none, else one that is taken is an error. `tls`: members
         speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`. `modules`: what to
         run in a service's place, by its name, e.g. to compare with something else.
         """
@@ -103,10 +102,8 @@ class LocalCluster:
         self._trace = trace
         self._tls = tls
         self._own_links = own_links
-        self._usual = _USUAL if usual_ports else {}
         self._gateway_port = gateway_port
-        self.moved_ports: dict[int, int] = {}
-        """By the usual port that was taken, the one in its place."""
+        self.gateway_ports = GatewayPorts(gateway_port, usual=usual_ports)
         self.tls_address = ""
         self._settings = settings or {}
         self._processes: dict[str, ServiceProcess] = {}
@@ -168,7 +165,7 @@ class LocalCluster:
             "gateway": [next(taken) for _ in range(self._gateways)],
             "scheduler": [next(taken) for _ in range(self._schedulers)],
         }
-        ports["gateway"][0] = self._usual_or("gateway", ports["gateway"][0])
+        ports["gateway"][0] = self.gateway_ports.choose("gateway", ports["gateway"][0])
         self._addresses = {
             name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(port_)]
             for name, port_ in ports.items()
@@ -193,7 +190,7 @@ class LocalCluster:
             name = _numbered("gateway", index)
             free = [next(taken) for _ in range(4)]
             if not index:
-                free[:2] = self._usual_or("http", free[0]), self._usual_or("s3", free[1])
+                free[:2] = self.gateway_ports.choose_frontends(free[0], free[1], named_ports([self._http_address]))
             http, *addresses = [f"{self.host_of(name)}:{port}" for port in free]
             self.http_address = http if index else self._http_address or http
             self.s3_address, self.admin_address, self.page_address = addresses
@@ -345,22 +342,9 @@ class LocalCluster:
         These are new: the nodes of a cluster that was killed count as members for a while, and are distinguished by
         their addresses. No port was requested by its number.
         """
-        named = named_ports([self._http_address, *self._settings.values()])
+        named = named_ports([self._http_address, *self._settings.values()]) | {self._gateway_port}
         remembered = remembered_ports(self.folder / _PORTS, count, but=named)
         return iter(remembered), free_ports(self._storage_nodes, but=named.union(remembered))
-
-    def _usual_or(self, name: str, port: int) -> int:
-        if name == "gateway" and self._gateway_port:
-            if not is_free(self._gateway_port):
-                raise ConfigInvalid(f"port {self._gateway_port} is taken", field="port")
-            return self._gateway_port
-        usual = self._usual.get(name, port)
-        asked_for = name != "http" and self._http_address.endswith(f":{usual}")
-        if is_free(usual) and not asked_for:
-            return usual
-        if name in self._usual and not (name == "http" and self._http_address):
-            self.moved_ports[usual] = port
-        return port
 
     def _make_secret(self) -> str:
         file = self.folder / "secret"

@@ -25,6 +25,51 @@ _GIVEN: Final[deque[int]] = deque(maxlen=_GIVEN_MAX)
 """The last ones. What they were given for may not have bound them yet."""
 
 
+USUAL: Final = {"gateway": 7410, "http": 7480, "s3": 7481}
+"""Ports of a gateway by default: gRPC, images, S3."""
+
+
+class GatewayPorts:
+    """Ports of a cluster's first gateway.
+
+    Attributes:
+        moved: By the usual port that was taken, the one in its place.
+    """
+
+    def __init__(self, gateway_port: int, *, usual: bool) -> None:
+        """`gateway_port`: requested for gRPC; 0 for none. `usual`: the others are `USUAL`, where they are free."""
+        self._gateway_port = gateway_port
+        self._usual = USUAL if usual else {}
+        self.moved: dict[int, int] = {}
+
+    def choose(self, name: str, port: int, requested: Collection[int] = ()) -> int:
+        """Return the port of "gateway", "http" or "s3".
+
+        Args:
+            name: One of `USUAL`.
+            port: A free one, in place of one that is taken.
+            requested: Ports that others were given by their numbers.
+
+        Raises:
+            ConfigInvalid: The requested port is taken.
+        """
+        if name == "gateway" and self._gateway_port:
+            if not is_free(self._gateway_port):
+                raise ConfigInvalid(f"port {self._gateway_port} is taken", field="port")
+            return self._gateway_port
+        usual = self._usual.get(name)
+        if usual is None:
+            return port
+        if is_free(usual) and usual not in {self._gateway_port, *requested}:
+            return usual
+        self.moved[usual] = port
+        return port
+
+    def choose_frontends(self, http: int, s3: int, requested: Collection[int]) -> tuple[int, int]:
+        """Return the ports of images and of S3. `requested`: that of images, if it was requested. See `choose`."""
+        return self.choose("http", http) if not requested else http, self.choose("s3", s3, requested)
+
+
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     """Ports of 127.0.0.1 that nothing has bound, none of `but`, and none that was given lately, where there are many.
 

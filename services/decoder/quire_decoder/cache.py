@@ -27,7 +27,7 @@ class Cache:
         costs = Costs(0.04, 0.14)  # until some were measured
         self._cache: FormCache[bytes] | PublishedCache[bytes]
         if config.cache == "latentbox":
-            self._forms.discard(Form.RENDITION)
+            self._forms = {Form.IMAGE, Form.LATENT}
             self._cache = PublishedCache(config.cache_bytes, costs, Tuning(window=config.cache_window))
         else:
             history = 1 << (config.cache_history - 1).bit_length()
@@ -71,7 +71,13 @@ class Cache:
     def look_up(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
         """Count a request, and find the nearest form to the requested one. `variant`: see `Rendering.variant`."""
         self._cache.look_up(entry.record_name, variant)
+        self._drop_evicted()
         return self.find(entry, variant)
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether a new image is kept before its first request."""
+        return isinstance(self._cache, FormCache)
 
     def announce(self, entry: ImageEntry) -> None:
         """An image is new: that counts as a use of it, not as a request."""
@@ -109,12 +115,15 @@ class Cache:
         """Let images and renditions leave: they are of another build."""
         for cached in [cached for cached in self._bytes if cached.form is not Form.LATENT]:
             self._cache.remove(cached)
-            del self._bytes[cached]
-        self._cache.gone.clear()
+            self._bytes.pop(cached, None)
+        self._drop_evicted()
 
     def _keep(self, cached: KeptForm[bytes], data: bytes) -> None:
         if cached.form in self._forms and self._cache.keep(cached, len(data)):
             self._bytes[cached] = data
+        self._drop_evicted()
+
+    def _drop_evicted(self) -> None:
         for evicted in self._cache.gone:
             self._bytes.pop(evicted, None)
         self._cache.gone.clear()

@@ -45,7 +45,7 @@ class DecoderConfig(MemberConfig):
     cache_bytes: int = setting(256 << 20, "memory for latents, images and renditions together", minimum=0)
     cache: str = setting(
         "forms",
-        "forms: each form competes by what it saves; latentbox: the published cache",
+        "forms: each form competes by what it saves; latentbox: the published cache, of images and latents",
         choices=("forms", "latentbox"),
     )
     cache_window: int = setting(10_000, "requests between two steps of the published cache's split", minimum=1)

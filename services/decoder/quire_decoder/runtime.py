@@ -218,7 +218,8 @@ class Decoder:
             await self._pipeline.check(data, entry)
             if stored:
                 self._cache.announce(entry)
-            self._cache.keep_latent(entry, data)
+            if not stored or self._cache.takes_new:
+                self._cache.keep_latent(entry, data)
         if image is not None:
             data = await self._pull(image, LOSSLESS.bytes_max(entry))
             await self._pipeline.check_lossless(data, entry)

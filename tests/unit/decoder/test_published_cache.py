@@ -66,6 +66,35 @@ def test_it_decides_as_the_simulated_one() -> None:
     assert promotions > 20 and cache.alpha != ALPHA, "the trace promotes, and moves the split"
 
 
+def test_an_image_that_has_no_room_is_not_made() -> None:
+    """It would be encoded again and again, and thrown away."""
+    cache = PublishedCache[int](1000, Costs(0.04, 0.14), _TUNING)
+    cache.keep(KeptForm(1, Form.LATENT), 30)
+    for _ in range(20):
+        cache.look_up(1)
+        assert not cache.wants(KeptForm(1, Form.IMAGE), 900)
+
+
+def test_bytes_leave_with_their_form_and_nothing_is_kept_before_a_request() -> None:
+    """Also where the tuner moves the split in a look-up. Which forms are kept is the cache's own."""
+    cache = Cache(DecoderConfig(cache="latentbox", cache_bytes=4000, cache_window=100, cache_forms="renditions"))
+    entries = [ImageEntry(f"{number}", bytes([number]) * 32, 100, b"v" * 32, "", 8, 8) for number in range(40)]
+    images = 0.0
+    for number in range(4000):
+        entry = entries[int(random.Random(number).paretovariate(0.7)) % 40]
+        form, _ = cache.look_up(entry, "")
+        assert sum(map(len, cache._bytes.values())) == cache.used_bytes
+        if form is None:
+            cache.keep_latent(entry, bytes(100))
+        elif cache.wants_image(entry):
+            cache.keep_image(entry, bytes(300))
+        images = max(images, cache.stats["cache.image_bytes"])
+    assert images and cache.stats["cache.latent_bytes"]
+    cache.forget_pixels()
+    assert sum(map(len, cache._bytes.values())) == cache.used_bytes == cache.stats["cache.latent_bytes"]
+    assert not cache.takes_new and Cache(DecoderConfig()).takes_new
+
+
 def test_the_decoders_cache_with_it() -> None:
     """A latent becomes an image at its eighth hit, and is kept in one form; renditions are not."""
     cache = Cache(DecoderConfig(cache="latentbox", cache_bytes=1 << 20))

@@ -15,7 +15,7 @@ from quire_server.limits.connections import HttpConnections, listen
 from quire_server.malformed_requests import MalformedAnswer
 from quire_tools.local.ports import free_ports
 
-_LONG = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n"
+_LONG = b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret" + b"a" * 20_000 + b"\r\n\r\n"
 _LONG_PATH = b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
 _NONSENSE = b"GET / HTTP/1.1\r\nHost x\r\n\r\n"
 
@@ -50,6 +50,7 @@ async def test_problems(request_bytes: bytes, status: int) -> None:
     assert (answered, headers["content-type"]) == (status, "application/problem+json; charset=utf-8")
     problem = json.loads(body)
     assert problem["status"] == status and problem["detail"] and problem["request_id"]
+    assert b"secret" not in body and b"aaaa" not in body, "nothing of the request is quoted"
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,10 @@ class DualCache(Generic[Key]):
         if not self.holds(key):
             self._leave(self.latents.insert(key, latent_bytes))
 
+    def has_room(self, image_bytes: int) -> bool:
+        """Whether the image tier is large enough for such an image."""
+        return image_bytes <= self.images.capacity_bytes * (1 - self.tuning.tail_share)
+
     def promote(self, key: Key, image_bytes: int) -> bool:
         """Move an object from the latent tier, if it is there, to the image tier; whether it is an image now.
 
@@ -175,7 +179,7 @@ class DualCache(Generic[Key]):
         """
         if key in self.images:
             return True
-        if image_bytes > self.images.capacity_bytes * (1 - self.tuning.tail_share):
+        if not self.has_room(image_bytes):
             if key in self.latents:
                 self._hits[key] = 0
             return False

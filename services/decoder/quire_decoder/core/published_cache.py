@@ -75,13 +75,13 @@ class PublishedCache(Generic[Item]):
         return Form.LATENT
 
     def announce(self, key: Item) -> None:
-        """Nothing: a new object enters the latent tier with its first fetch."""
+        """Do nothing: an object enters the latent tier when it is first fetched."""
 
     def wants(self, item: KeptForm[Item], size: int) -> bool:
         """Whether it would be kept now: a latent that is fetched, or the image of a latent to promote."""
         if item.form is Form.LATENT:
             return item.key not in self._forms
-        return item.form is Form.IMAGE and item.key in self._promoted
+        return item.form is Form.IMAGE and item.key in self._promoted and self._dual.has_room(size)
 
     def keep(self, item: KeptForm[Item], size: int) -> bool:
         """Take a form in; whether it is here now. An image takes the place of its latent."""

@@ -74,7 +74,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 def malformed_problem(status: HTTPStatus, reason: str) -> web.Response:
     """Return the answer to a request that cannot be parsed."""
-    code = "HeadersTooLarge" if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else "BadRequest"
+    code = "RequestTooLong" if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else "BadRequest"
     return _problem(status, code, reason, "", os.urandom(8).hex())
 
 

@@ -123,7 +123,7 @@ class Call:
 
     @property
     def version_id(self) -> str:
-        """Of the query; "" for none. Raises `S3Error` InvalidArgument."""
+        """Version that the query names; "" for none. Raises `S3Error` InvalidArgument."""
         return checked_version(self.query.get("versionId", ""))
 
     @property

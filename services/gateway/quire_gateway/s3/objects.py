@@ -70,7 +70,7 @@ class ObjectRequests:
             span: tuple[int, int] | None = read_part(part, call.header("Range"), entry)
             if entry.parts:
                 headers["x-amz-mp-parts-count"] = str(len(entry.parts))
-                checksums = next(each.checksums for each in entry.parts if each.number == part)
+                checksums = next(stored.checksums for stored in entry.parts if stored.number == part)
                 headers |= _checksum_headers(call, checksums, kind_of(entry.checksums))
         else:
             span = read_range(call.header("Range"), entry.size)
