@@ -53,7 +53,7 @@ def _any_keys() -> None:
     ChunkKeys.distinct = lambda self: self  # type: ignore[method-assign]
 
 
-_PUT = "outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())"
+_PUT = "commit: Commit = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())"
 _PUT_UNHEARD = f"""try:
         {_PUT}
     except Exception:
