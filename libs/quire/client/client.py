@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request
-from quire.client.memory.buffers import Buffer, Loan
+from quire.client.memory.buffers import Buffer, Loan, check_registrable
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
 from quire.client.memory.route_check import RouteCheck
@@ -141,8 +141,9 @@ class QuireClient:
     def register(self, memory: Any) -> Buffer:
         """Register a contiguous numpy array or torch tensor in place; on a GPU where UCX can reach it.
 
-        Raises `ValueError` for one that is not contiguous.
+        Raises `InvalidRequest` for anything else and for no bytes, `ValueError` for one that is not contiguous.
         """
+        check_registrable(memory)
         on_host = not getattr(memory, "is_cuda", False)
         array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
         return Buffer(self.transport, memory, array.reshape(-1).view("uint8") if on_host else None)

@@ -18,12 +18,14 @@ from typing import Any, Final
 import blake3
 import cbor2
 import numpy as np
+import numpy.typing as npt
 
 from quire.model.errors import InvalidRequest, KeysInvalid
 from quire.model.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.policy import NAMESPACE_TAG_BYTES
 
+_TOKENS_END: Final = 1 << 32
 _SALT_BYTES_MAX: Final = 64
 _NAME_LENGTH_MAX: Final = 512
 
@@ -148,9 +150,14 @@ def tenant_name(salt: bytes) -> str:
 
 
 def block_keys(
-    namespace: Namespace, tokens: Sequence[int], algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR
+    namespace: Namespace,
+    tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+    algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR,
 ) -> ChunkKeys:
-    """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none. Raises `KeysInvalid`.
+    """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none.
+
+    `tokens`: one prompt, a sequence of numbers or a numpy array or torch tensor of one dimension. Raises `KeysInvalid`
+    for anything else, for numbers below 0 or over 32 bits, and for too many chunks.
 
     Each key stands for all tokens up to its chunk's end, so that equal beginnings have equal keys:
 
@@ -160,13 +167,27 @@ def block_keys(
     >>> len(short), len(long), long.run(0, 2) == short
     (2, 6, True)
     """
-    size = namespace.layout.chunk_tokens
-    count = len(tokens) // size
+    size, ids = namespace.layout.chunk_tokens, _token_ids(tokens)
+    count = len(ids) // size
     if count > KEYS_MAX:
-        raise KeysInvalid(f"{len(tokens)} tokens are {count} chunks, {KEYS_MAX} at most", field="tokens")
+        raise KeysInvalid(f"{len(ids)} tokens are {count} chunks, {KEYS_MAX} at most", field="tokens")
     root = hashlib.sha256(namespace.digest() + algorithm.value.encode()).digest()
     chain = _blake3_chain if algorithm is HashAlgorithm.BLAKE3 else _sha256_cbor_chain
-    return ChunkKeys(b"".join(chain(root, tokens, size, count)))
+    return ChunkKeys(b"".join(chain(root, ids, size, count)))
+
+
+def _token_ids(tokens: Any) -> list[int]:
+    shape = getattr(tokens, "shape", None)
+    if shape is not None and len(shape) != 1:
+        raise KeysInvalid(f"an array of shape {tuple(shape)}; one prompt has one dimension", field="tokens")
+    ids = tokens.tolist() if shape is not None else list(tokens)
+    if kinds := set(map(type, ids)) - {int}:
+        if not all(issubclass(kind, np.integer) for kind in kinds):
+            raise KeysInvalid(f"{min(kind.__name__ for kind in kinds)} in place of a number", field="tokens")
+        ids = [int(token) for token in ids]
+    if ids and not (min(ids) >= 0 and max(ids) < _TOKENS_END):
+        raise KeysInvalid(f"{min(ids)} to {max(ids)}; token ids are from 0 up to {_TOKENS_END - 1}", field="tokens")
+    return ids
 
 
 def sha256_cbor(value: object) -> bytes:
@@ -181,9 +202,9 @@ def engine_keys(namespace: Namespace, digests: ChunkKeys) -> ChunkKeys:
 
 
 def _sha256_cbor_chain(root: bytes, tokens: Sequence[int], size: int, count: int) -> list[bytes]:
-    keys, parent, values = [], root, list(tokens)
+    keys, parent = [], root
     for at in range(0, count * size, size):
-        parent = sha256_cbor((parent, tuple(values[at : at + size]), None))
+        parent = sha256_cbor((parent, tuple(tokens[at : at + size]), None))
         keys.append(parent)
     return keys
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from quire.client import ImageClient, QuireClient
 from quire.model.errors import InvalidRequest, KeysInvalid, LayoutInvalid
-from quire.model.hashing import Namespace
+from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 
 _LAYOUT = KvLayout(2, 16, 2, 64, Dtype.FP16)
+_SPACE = Namespace("m", "1", _LAYOUT)
 _KEYS: Any = [bytes(32), bytes([1]) * 32]
 
 
@@ -31,18 +34,57 @@ def test_keys_of_something_else(packed: Any) -> None:
         ChunkKeys(packed)
 
 
+def test_tokens_of_arrays_are_those_of_lists() -> None:
+    tokens = list(range(70))
+    expected = block_keys(_SPACE, tokens)
+    assert len(expected) == 4
+    others: list[Any] = [np.arange(70), np.arange(70, dtype=np.uint16), torch.arange(70), tuple(tokens)]
+    for same in (*others, [np.int64(token) for token in tokens]):
+        assert block_keys(_SPACE, same) == expected
+    assert len(block_keys(_SPACE, [])) == len(block_keys(_SPACE, np.zeros(0, np.int64))) == 0
+
+
+@pytest.mark.parametrize("algorithm", HashAlgorithm)
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [
+        (np.zeros((2, 64), np.int64), r"shape \(2, 64\)"),
+        (torch.zeros(1, 64, dtype=torch.int64), r"shape \(1, 64\)"),
+        (np.zeros(64), "float"),
+        ([1.0] * 64, "float"),
+        ("a" * 64, "str"),
+        ([True] * 64, "bool"),
+        ([None] * 64, "NoneType"),
+        ([-1] * 64, "from 0 up to"),
+        ([1 << 32] * 64, "from 0 up to"),
+        (range(16 * 65_537), "65537 chunks"),
+    ],
+)
+def test_tokens_that_are_none(tokens: Any, why: str, algorithm: HashAlgorithm) -> None:
+    """Strings and fractions had keys, arrays an error of the encoder."""
+    with pytest.raises(KeysInvalid, match=why):
+        block_keys(_SPACE, tokens, algorithm)
+
+
+async def test_memory_that_is_none() -> None:
+    async with QuireClient("127.0.0.1:1") as client:
+        for memory in (b"abc", "abc", [1, 2], np.zeros(0, np.uint8), None):
+            with pytest.raises(InvalidRequest, match="an array or tensor of a byte or more"):
+                client.register(memory)
+        client.register(np.array(3.0)).close()
+
+
 async def test_a_list_of_keys() -> None:
     """No request is sent: the address is nobody's."""
-    space = Namespace("m", "1", _LAYOUT)
     async with QuireClient("127.0.0.1:1") as client:
         for call in (
-            client.lookup(space, _KEYS),
-            client.evict(space, _KEYS),
-            client.demote(space, _KEYS),
-            client.retain(space, _KEYS, 1.0),
-            client.end_retention(space, _KEYS),
-            client.prefetch(space, _KEYS),
-            client.assign(space, _KEYS, 32, []),
+            client.lookup(_SPACE, _KEYS),
+            client.evict(_SPACE, _KEYS),
+            client.demote(_SPACE, _KEYS),
+            client.retain(_SPACE, _KEYS, 1.0),
+            client.end_retention(_SPACE, _KEYS),
+            client.prefetch(_SPACE, _KEYS),
+            client.assign(_SPACE, _KEYS, 32, []),
         ):
             with pytest.raises(KeysInvalid, match="a list; ChunkKeys are wanted"):
                 await call

@@ -155,3 +155,9 @@ class Buffer:
                 raise TargetInvalid(f"still in use by {running.to}", field="buffer")
         self._loans.add(loan)
         return loan
+
+
+def check_registrable(memory: Any) -> None:
+    """Refuse anything but an array or tensor with bytes. Raises `InvalidRequest`."""
+    if not hasattr(memory, "reshape") or not memory.nbytes:
+        raise InvalidRequest(f"{type(memory).__name__}; an array or tensor of a byte or more is wanted", field="memory")
