@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from quire.client.client import QuireClient
 from quire.client.memory.buffers import Buffer
 from quire.client.memory.quarantine import may_be_in_use
@@ -73,6 +75,12 @@ class ImageClient:
         Raises `InvalidRequest` for one that no VAE of the cluster decodes, unless `allow_unknown_vae`, and `NoDecoder`
         where no decoder has said which it has.
         """
+        if not isinstance(values, np.ndarray) or not isinstance(info, LatentInfo):
+            raise InvalidRequest(
+                f"{type(values).__name__} with {type(info).__name__}; a latent is a numpy array with a LatentInfo. "
+                "Pictures are put by HTTP (PUT /v1/images/{id})",
+                field="values",
+            )
         record = await asyncio.to_thread(encode_record, values, info)
         return await self.put_record(
             image_id, record, durability=durability, attributes=attributes, allow_unknown_vae=allow_unknown_vae
@@ -89,6 +97,8 @@ class ImageClient:
     ) -> ImageEntry:
         """Store a record unchanged. Raises as `put`."""
         check_image_id(image_id)
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise InvalidRequest(f"{type(record).__name__}; the bytes of a record are wanted", field="record")
         if not 0 < len(record) <= RECORD_BYTES_MAX:
             raise InvalidRequest(f"{len(record)} bytes, 1 to {RECORD_BYTES_MAX}", field="record")
         await self._client.reach()

@@ -95,3 +95,16 @@ async def test_a_format_in_place_of_a_rendering() -> None:
     async with QuireClient("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match="a Rendering is wanted"):
             await ImageClient(client).get("cat", form)
+
+
+async def test_a_picture_in_place_of_a_latent() -> None:
+    nothing: Any = None
+    picture: Any = b"\x89PNG"
+    async with QuireClient("127.0.0.1:1") as client:
+        images = ImageClient(client)
+        with pytest.raises(InvalidRequest, match=r"Pictures are put by HTTP"):
+            await images.put("cat", picture, nothing)
+        records: list[Any] = [nothing, np.zeros(3), "text"]
+        for record in records:
+            with pytest.raises(InvalidRequest, match="the bytes of a record"):
+                await images.put_record("cat", record)
