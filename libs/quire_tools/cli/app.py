@@ -132,6 +132,20 @@ def status(
 
 
 @app.command()
+def health(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    admin: Admin = "",
+    timeout_s: Annotated[float, typer.Option(help="seconds within which the cluster has to answer", min=0.1)] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """OK, WARN or ERR, with what to do. The exit status is 0, 1 or 2."""
+    from quire_tools.cli.views.health import health as show
+
+    raise typer.Exit(show(folder, gateway, admin, timeout_s, as_json=as_json).value)
+
+
+@app.command()
 def router(
     engine: Annotated[list[str] | None, typer.Option(help=_ENGINE)] = None,
     prefill: Annotated[list[str] | None, typer.Option(help="an engine that computes prompts for --decode")] = None,

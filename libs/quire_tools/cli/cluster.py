@@ -155,16 +155,18 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 
 @contextlib.contextmanager
-def looking(folder: Path, gateway: str, admin: str) -> Iterator[Callable[[], Sequence[Node]]]:
+def looking(
+    folder: Path, gateway: str, admin: str, *, timeout_s: float = 10.0
+) -> Iterator[Callable[[], Sequence[Node]]]:
     """How to ask for the members: `gateway` as a client, else as an operator. Raises `InvalidRequest` for both."""
     if gateway and admin:
         raise InvalidRequest("give one of --gateway and --admin", field="admin")
     if gateway:
-        with SyncClient(gateway) as client:
+        with SyncClient(gateway, timeout_s=timeout_s) as client:
             yield client.status
         return
     with asyncio.Runner() as runner:
-        operator = _operator(folder, admin)
+        operator = _operator(folder, admin, timeout_s)
         try:
             yield lambda: runner.run(operator.status())
         finally:
@@ -181,14 +183,14 @@ def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitabl
     asyncio.run(run())
 
 
-def _operator(folder: Path, admin: str) -> AdminClient:
+def _operator(folder: Path, admin: str, timeout_s: float = 10.0) -> AdminClient:
     """Open the admin frontend. Raises `InvalidRequest` without the cluster's secret."""
     secret = value_of("QUIRE_CLUSTER_SECRET", os.environ)
     if admin and not secret:
         raise InvalidRequest("must be set for --admin", field="QUIRE_CLUSTER_SECRET")
     if not admin:
         admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
-    return AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME))
+    return AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME), timeout_s=timeout_s)
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:

@@ -38,7 +38,7 @@ def test_full_figures_fit_80_columns() -> None:
         ),
     )
     lines = text.splitlines()
-    assert lines[0].split(" · ")[0] == "1 decoder, 1 gateway, 1 scheduler, 3 storage"
+    assert lines[0].split(" · ")[:2] == ["OK", "1 decoder, 1 gateway, 1 scheduler, 3 storage"]
     assert "1.3 TiB of 2.6 TiB stored" in lines[0]
     row = next(line for line in lines if line.startswith("quire-storage-0"))
     assert "███░░░  50%" in row and "80% 15% 5%" in row and "11.6 GiB/s" in row
@@ -47,7 +47,9 @@ def test_full_figures_fit_80_columns() -> None:
 
 
 def test_what_is_not_well_comes_first() -> None:
-    text = _text(_storage("s", corrupt=3, healed=2, alone=7, **{"rate.fallback": 1}))
+    scheduler = Node(node_id="scheduler", about=SchedulerInfo())
+    text = _text(_storage("s", corrupt=3, healed=2, alone=7, **{"rate.fallback": 1}), scheduler)
+    assert text.startswith("WARN")
     worries = [line for line in text.splitlines() if line.startswith("!")]
     assert len(worries) == 3
     assert "3 chunks did not match" in worries[0] and "2 healed" in worries[0]

@@ -16,6 +16,7 @@ from rich.text import Text
 from quire.model.errors import DeadlineExceeded, MetadataUnavailable
 from quire.model.nodes import Node, Role
 from quire_tools.cli.cluster import looking
+from quire_tools.cluster_health import Verdict, failed_checks, verdict_of
 
 _BAR: Final = 6
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -74,11 +75,12 @@ def drawn(nodes: Sequence[Node]) -> Group:
     parts = [", ".join(f"{number} {role}" for role, number in sorted(count.items())) or "no members"]
     if capacity:
         parts.append(f"{size(used)} of {size(capacity)} stored")
-    worries = [f"{node.node_id}: {worry}" for node in nodes for worry in _worries(node)]
-    lines: list[RenderableType] = [Text(" · ".join(parts), style="bold")]
-    lines += [Text(f"! {worry}", style="yellow") for worry in worries]
-    if not storage:
-        lines.append(Text("! no storage node is a member: every look-up is a miss", style="bold red"))
+    failed = failed_checks(nodes)
+    lines: list[RenderableType] = [Text(" · ".join([verdict_of(failed).name, *parts]), style="bold")]
+    for check in failed:
+        where = f"{check.node}: " if check.node else ""
+        style = "bold red" if check.verdict is Verdict.ERR else "yellow"
+        lines.append(Text(f"! {where}{check.problem}", style=style))
     return Group(*lines, *(_table(role, nodes) for role in _COLUMNS if any(node.role is role for node in nodes)))
 
 
@@ -116,22 +118,6 @@ def count_of(value: float) -> str:
             return f"{value:.1f}{unit}" if unit and value < 100 else f"{value:.0f}{unit}"
         value /= 1000
     return f"{value:.1f} G"
-
-
-def _worries(node: Node) -> list[str]:
-    """Return the problems that an operator should look at."""
-    stats, worries = node.stats, []
-    if stats.get("corrupt"):
-        worries.append(
-            f"{stats['corrupt']:.0f} chunks did not match their checksums, {stats.get('healed', 0):.0f} healed"
-        )
-    if stats.get("alone"):
-        worries.append(f"{stats['alone']:.0f} replicated chunks have one copy, or were not looked at yet")
-    if node.role is Role.STORAGE and stats.get("rate.fallback"):
-        worries.append("no scheduler answers")
-    if "threads" in node.notes.get("io", ""):
-        worries.append("drives are read with threads: no io_uring here")
-    return worries
 
 
 def _number(name: str) -> Callable[[Node], str]:

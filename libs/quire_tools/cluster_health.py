@@ -1,0 +1,168 @@
+"""Checks of a cluster's health: problems, advice, and one verdict, for `quire health` and `quire status`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from quire.model.nodes import Node, Role
+
+
+class Verdict(Enum):
+    """State of a cluster, by its worst check; the value is the exit status of `quire health`."""
+
+    OK = 0
+    WARN = 1
+    """It serves, but slower than it could, or with less protection."""
+    ERR = 2
+    """It does not serve, or has served wrong bytes."""
+
+
+class Check(NamedTuple):
+    """A check that failed.
+
+    Attributes:
+        code: For programs; it stays the same in later releases.
+        verdict: Verdict on the cluster if nothing else fails.
+        node: Id of the member; "" for the cluster.
+        problem: In words.
+        advice: The remedy, or the next step.
+    """
+
+    code: str
+    verdict: Verdict
+    node: str
+    problem: str
+    advice: str
+
+
+class _Rule(NamedTuple):
+    """`problem`: of a member; "" where the check passes."""
+
+    code: str
+    verdict: Verdict
+    role: Role
+    problem: Callable[[Node], str]
+    advice: str
+
+
+def _stat(name: str, text: str) -> Callable[[Node], str]:
+    """Return the problem that a statistic is not 0; `text` has its value as {0:.0f}."""
+
+    def problem(node: Node) -> str:
+        value = node.stats.get(name, 0)
+        return text.format(value) if value else ""
+
+    return problem
+
+
+def _corrupt(node: Node) -> str:
+    corrupt, healed = node.stats.get("corrupt", 0), node.stats.get("healed", 0)
+    return f"{corrupt:.0f} chunks did not match their checksums, {healed:.0f} healed" if corrupt else ""
+
+
+def _object_lag(node: Node) -> str:
+    lag = node.stats.get("object lag", 0)
+    return f"{lag:.0f} chunks wait for the object tier" if lag >= _LAG_CHUNKS else ""
+
+
+def _late(node: Node) -> str:
+    late_ms = node.stats.get("late_ms", 0)
+    return f"its event loop is {late_ms:.0f} ms late" if late_ms >= _LATE_MS else ""
+
+
+_LAG_CHUNKS: Final = 10_000
+_LATE_MS: Final = 200.0
+_RULES: Final = (
+    _Rule(
+        "CORRUPT_CHUNKS",
+        Verdict.WARN,
+        Role.STORAGE,
+        _corrupt,
+        "none was delivered; replace the drive if the count grows (docs/operations/runbook.md)",
+    ),
+    _Rule(
+        "ONE_COPY",
+        Verdict.WARN,
+        Role.STORAGE,
+        _stat("alone", "{0:.0f} replicated chunks have one copy, or were not looked at yet"),
+        "wait, or add a storage node in another zone; do not stop this one until it is 0",
+    ),
+    _Rule(
+        "NO_RATES",
+        Verdict.WARN,
+        Role.STORAGE,
+        _stat("rate.fallback", "no scheduler answers"),
+        "look at the schedulers' logs; deliveries share links equally until one answers",
+    ),
+    _Rule(
+        "OBJECT_LAG",
+        Verdict.WARN,
+        Role.STORAGE,
+        _object_lag,
+        "chunks of level `object` are not durable yet: look at the object store's latency and errors",
+    ),
+    _Rule(
+        "SLOW_DRIVES",
+        Verdict.WARN,
+        Role.STORAGE,
+        lambda node: "drives are read with threads: no io_uring here" if "threads" in node.notes.get("io", "") else "",
+        "allow io_uring in the container's seccomp profile; `quire doctor` says what is missing",
+    ),
+    _Rule(
+        "LATE_GATEWAY",
+        Verdict.WARN,
+        Role.GATEWAY,
+        _late,
+        "the process has too much to do: add gateways",
+    ),
+    _Rule(
+        "NO_VAE",
+        Verdict.WARN,
+        Role.DECODER,
+        lambda node: "it has no VAE: images cannot be decoded here" if node.notes.get("models") == "0" else "",
+        "name folders with VAEs in QUIRE_DECODER_MODELS",
+    ),
+)
+
+
+def unreachable(reason: str) -> Check:
+    """Return the check for a cluster whose members cannot be listed."""
+    return Check(
+        "UNREACHABLE",
+        Verdict.ERR,
+        "",
+        f"its members cannot be listed: {reason}",
+        "does Redis answer (`redis-cli ping`), and what do an orchestrator and a gateway log?",
+    )
+
+
+def failed_checks(nodes: Sequence[Node]) -> list[Check]:
+    """Return the checks that a cluster of these members fails, the worst first."""
+    roles = Counter(node.role for node in nodes)
+    failed = []
+    if not roles[Role.STORAGE]:
+        problem = "no storage node is a member: every look-up is a miss"
+        failed.append(Check("NO_STORAGE", Verdict.ERR, "", problem, "start storage nodes, or look at why they left"))
+    elif not roles[Role.SCHEDULER]:
+        problem = "no scheduler is a member: deliveries share links equally"
+        failed.append(Check("NO_SCHEDULER", Verdict.WARN, "", problem, "start a scheduler"))
+    versions = sorted({node.protocol_version for node in nodes})
+    if len(versions) > 1:
+        problem = f"members speak the protocols {', '.join(map(str, versions))}"
+        advice = "complete the update (docs/operations/upgrade.md)"
+        failed.append(Check("MIXED_VERSIONS", Verdict.WARN, "", problem, advice))
+    failed += [
+        Check(rule.code, rule.verdict, node.node_id, problem, rule.advice)
+        for node in nodes
+        for rule in _RULES
+        if node.role is rule.role and (problem := rule.problem(node))
+    ]
+    return sorted(failed, key=lambda check: -check.verdict.value)
+
+
+def verdict_of(failed: Iterable[Check]) -> Verdict:
+    """Return the worst verdict."""
+    return max((check.verdict for check in failed), key=lambda verdict: verdict.value, default=Verdict.OK)
