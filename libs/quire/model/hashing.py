@@ -25,7 +25,6 @@ from quire.model.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.policy import NAMESPACE_TAG_BYTES
 
-_TOKENS_END: Final = 1 << 32
 _SALT_BYTES_MAX: Final = 64
 _NAME_LENGTH_MAX: Final = 512
 
@@ -157,7 +156,7 @@ def block_keys(
     """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none.
 
     `tokens`: one prompt, a sequence of numbers or a numpy array or torch tensor of one dimension. Raises `KeysInvalid`
-    for anything else, for numbers below 0 or over 32 bits, and for too many chunks.
+    for anything else, for too many chunks, and by BLAKE3 for numbers that do not fit 32 bits.
 
     Each key stands for all tokens up to its chunk's end, so that equal beginnings have equal keys:
 
@@ -185,8 +184,6 @@ def _token_ids(tokens: Any) -> list[int]:
         if not all(issubclass(kind, np.integer) for kind in kinds):
             raise KeysInvalid(f"{min(kind.__name__ for kind in kinds)} in place of a number", field="tokens")
         ids = [int(token) for token in ids]
-    if ids and not (min(ids) >= 0 and max(ids) < _TOKENS_END):
-        raise KeysInvalid(f"{min(ids)} to {max(ids)}; token ids are from 0 up to {_TOKENS_END - 1}", field="tokens")
     return ids
 
 
@@ -210,7 +207,10 @@ def _sha256_cbor_chain(root: bytes, tokens: Sequence[int], size: int, count: int
 
 
 def _blake3_chain(root: bytes, tokens: Sequence[int], size: int, count: int) -> list[bytes]:
-    words = np.asarray(tokens, dtype="<u4").tobytes()
+    try:
+        words = np.asarray(tokens, dtype="<u4").tobytes()
+    except OverflowError:
+        raise KeysInvalid("BLAKE3 keys are of tokens from 0 up to 4294967295", field="tokens") from None
     keys, parent = [], root
     for at in range(0, count * size * 4, size * 4):
         parent = blake3.blake3(parent + words[at : at + size * 4]).digest(length=KEY_BYTES)
