@@ -17,7 +17,7 @@ class Verdict(Enum):
     WARN = 1
     """It serves, but slower than it could, or with less protection."""
     ERR = 2
-    """It does not serve, or has served wrong bytes."""
+    """It does not serve."""
 
 
 class Check(NamedTuple):

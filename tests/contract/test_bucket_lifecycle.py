@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+from typing import Any
 
 import pytest
-import redis.asyncio as redis
 
+from quire.model.buckets import VersionsPage
 from quire_gateway.s3 import lifecycle
-from quire_gateway.s3.backends import Backends
+from tests.contract.bucket_scene import PLAIN, Scene, body
 from tests.contract.test_bucket_versions import ENABLED
-from tests.contract.test_buckets import PLAIN, Scene, body
 
 _RULES = b"""<LifecycleConfiguration>
 <Rule><Filter><Prefix>old/</Prefix></Filter><Status>Enabled</Status>
@@ -22,17 +22,11 @@ _RULES = b"""<LifecycleConfiguration>
 </LifecycleConfiguration>"""
 
 
-@pytest.fixture(params=["redis_client", "memory"])
-def client(request: pytest.FixtureRequest) -> redis.Redis | None:
-    return request.getfixturevalue(request.param) if request.param != "memory" else None
-
-
 @pytest.fixture
-async def scene(client: redis.Redis | None, tmp_path: Path) -> Scene:
-    made = Scene(client, tmp_path / "objects")
-    await made.buckets.create("t", "b", 0.0)
-    await made.buckets.set("t", "b", lifecycle.SETTING, lifecycle.read_lifecycle(_RULES)[1])
-    return made
+async def scene(bucket_scene: Scene) -> Scene:
+    """Return a bucket with the rules."""
+    await bucket_scene.buckets.set("t", "b", lifecycle.SETTING, lifecycle.read_lifecycle(_RULES)[1])
+    return bucket_scene
 
 
 async def _days(scene: Scene, days: float) -> None:
@@ -60,12 +54,12 @@ async def test_versions_and_markers_expire(scene: Scene) -> None:
     """An expired object leaves a marker and a version; the version goes, and then the marker that hides nothing."""
     await scene.buckets.set("t", "b", "versioning", ENABLED)
     await scene.backend.put("old/1", body(b"1"), PLAIN, "")
-    seen = []
+    kinds = []
     for _ in range(8):
         await _days(scene, 1.0)
         page = await scene.backend.versions("", "", "", False, 10)
-        seen.append("".join("m" if version.is_marker else "v" for version in page.versions))
-    assert "mv" in seen and "m" in seen[seen.index("mv") :] and not seen[-1], seen
+        kinds.append("".join("m" if version.is_marker else "v" for version in page.versions))
+    assert "mv" in kinds and "m" in kinds[kinds.index("mv") :] and not kinds[-1], kinds
 
 
 async def test_a_bucket_whose_rules_fail_stops_no_other(scene: Scene) -> None:
@@ -76,10 +70,22 @@ async def test_a_bucket_whose_rules_fail_stops_no_other(scene: Scene) -> None:
     assert await scene.backend.head("old/1") is None
 
 
-async def test_two_gateways_expire_at_once(scene: Scene) -> None:
-    other = Backends(buckets=scene.buckets, blobs=scene.blobs, reserved={}, clock=scene.clock)
+async def test_two_gateways_expire_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sweeps that read the same object make one delete marker."""
+    await scene.buckets.set("t", "b", "versioning", ENABLED)
     await scene.backend.put("old/1", body(b"1"), PLAIN, "")
     await scene.clock.advance(4 * 86_400)
-    for backends in (scene.backends, other):
-        await backends.sweep()
-    assert await scene.backend.head("old/1") is None
+    rules, _ = lifecycle.read_lifecycle(_RULES)
+    now_s, versions, both_have_read = scene.clock.now_ms() / 1e3, scene.buckets.versions, asyncio.Barrier(2)
+
+    async def versions_together(*arguments: Any) -> VersionsPage:
+        page: VersionsPage = await versions(*arguments)
+        await both_have_read.wait()
+        return page
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.buckets, "versions", versions_together)
+        async with asyncio.timeout(30):
+            counts = await asyncio.gather(*(lifecycle.apply(scene.backend, rules, now_s) for _ in range(2)))
+    listed = (await scene.backend.versions("", "", "", False, 10)).versions
+    assert [version.is_marker for version in listed] == [True, False] and sorted(counts) == [0, 1]

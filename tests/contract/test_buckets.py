@@ -6,90 +6,27 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
-from quire.model.buckets import GRACE_MS, UNCOMMITTED_MS, CommitOutcome
+from quire.model.buckets import CommitOutcome
 from quire.model.errors import MetadataUnavailable, QuotaExceeded
 from quire.model.policy import ENTRY_BYTES
-from quire.testing import FakeClock
-from quire.testing.buckets import MemoryBuckets
-from quire_gateway.adapters.blobs import ObstoreBlobs
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.s3 import ports
 from quire_gateway.s3.backend import ObjectBackend
-from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
-from quire_gateway.s3.declared import Described
 from quire_gateway.s3.listing import list_objects
-from quire_server.redis import S3Buckets
+from tests.contract.bucket_scene import PLAIN, ReadBytes, Scene, body
 
-PLAIN = Described({}, {})
 PART = 5 << 20
 
 
-class _Bytes:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def readany(self) -> bytes:
-        data, self._data = self._data, b""
-        return data
-
-
-def body(data: bytes) -> Body:
-    return Body(_Bytes(data), len(data), BodyChecks({}, ""), None)
-
-
-class Scene:
-    def __init__(self, client: redis.Redis | None, folder: Path) -> None:
-        self.client = client
-        self.folder = folder
-        self.clock = FakeClock()
-        buckets: ports.Buckets = S3Buckets(client) if client is not None else MemoryBuckets()
-        self.buckets: Any = buckets
-        self.blobs = ObstoreBlobs(str(folder), 5.0)
-        self.backends = Backends(buckets=self.buckets, blobs=self.blobs, reserved={}, clock=self.clock)
-        self.backend = ObjectBackend("t", "b", buckets=self.buckets, blobs=self.blobs, clock=self.clock)
-
-    async def read(self, key: str) -> bytes:
-        entry = await self.backend.head(key)
-        assert entry is not None, key
-        data = b"".join([bytes(piece) async for piece in self.backend.read(entry, 0, entry.size)])
-        assert len(data) == entry.size
-        return data
-
-    async def later(self) -> None:
-        """After everything that may go has gone."""
-        await self.clock.advance((UNCOMMITTED_MS + GRACE_MS) / 1e3 * 2)
-        await self.backends.sweep()
-
-    async def lose(self, keys: list[str]) -> None:
-        """What is known of keys goes, and the keys stay."""
-        if self.client is not None:
-            await self.client.hdel("quire:s3:{t/b}:objects", *keys)
-        else:
-            self.buckets.lose("t", "b", keys)
-
-    def files(self) -> int:
-        return sum(1 for file in self.folder.rglob("*") if file.is_file())
-
-
-@pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
-def client(request: pytest.FixtureRequest) -> redis.Redis | None:
-    """None for names in memory."""
-    return request.getfixturevalue(request.param) if request.param != "memory" else None
-
-
 @pytest.fixture
-async def scene(client: redis.Redis | None, tmp_path: Path) -> Scene:
-    made = Scene(client, tmp_path / "objects")
-    await made.buckets.create("t", "b", 0.0)
-    return made
+def scene(bucket_scene: Scene) -> Scene:
+    return bucket_scene
 
 
 async def _upload(scene: Scene, key: str, parts: dict[int, bytes]) -> tuple[str, list[tuple[int, str]]]:
@@ -164,19 +101,19 @@ async def test_what_a_tenant_has_stored_is_counted(scene: Scene) -> None:
     assert await scene.buckets.stored_bytes("else") == 0
 
 
-async def test_what_an_earlier_release_left_is_counted(client: redis.Redis | None, scene: Scene) -> None:
+async def test_what_an_earlier_release_left_is_counted(bucket_redis: redis.Redis | None, scene: Scene) -> None:
     """Objects, uploads and their parts, when the sum is read or changed for the first time."""
-    if client is None:
+    if bucket_redis is None:
         return
     await scene.backend.put("k", body(b"x" * 500), PLAIN, "")
     upload_id, tags = await _upload(scene, "m", {1: b"a" * PART, 2: b"b" * 7})
-    await client.delete("quire:s3:{t/b}:charged")
+    await bucket_redis.delete("quire:s3:{t/b}:charged")
     assert await scene.buckets.stored_bytes("t") == 5 * ENTRY_BYTES + 500 + PART + 7
-    await client.delete("quire:s3:{t/b}:charged")
+    await bucket_redis.delete("quire:s3:{t/b}:charged")
     await scene.backend.complete("m", upload_id, tags, "")
     assert await scene.buckets.stored_bytes("t") == 3 * ENTRY_BYTES + 500 + PART + 7
     upload_id, _ = await _upload(scene, "n", {1: b"a" * 1000})
-    await client.delete("quire:s3:{t/b}:charged")
+    await bucket_redis.delete("quire:s3:{t/b}:charged")
     await scene.backend.abort("n", upload_id)
     for key in ("k", "m"):
         await scene.backend.delete(key, "")
@@ -184,18 +121,18 @@ async def test_what_an_earlier_release_left_is_counted(client: redis.Redis | Non
     assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES
 
 
-async def test_sums_are_counted_anew_while_releases_are_mixed(client: redis.Redis | None, scene: Scene) -> None:
+async def test_sums_are_counted_anew_while_releases_are_mixed(bucket_redis: redis.Redis | None, scene: Scene) -> None:
     """Blobs are removed before the sum is counted; a gateway of an earlier release removes one without its waste."""
-    if client is None:
+    if bucket_redis is None:
         return
     for key in ("k", "l"):
         await scene.backend.put(key, body(b"x" * 500), PLAIN, "")
         await scene.backend.delete(key, "")
     (oldest, *_) = await scene.buckets.garbage("t", "b", 1 << 62, 1)
-    await client.zrem("quire:s3:{t/b}:garbage", oldest)
-    await client.delete("quire:s3:{t/b}:charged")
+    await bucket_redis.zrem("quire:s3:{t/b}:garbage", oldest)
+    await bucket_redis.delete("quire:s3:{t/b}:charged")
     assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES + 500
-    await client.delete("quire:s3:{t/b}:charged")
+    await bucket_redis.delete("quire:s3:{t/b}:charged")
     await scene.later()
     assert await scene.buckets.stored_bytes("t") == ENTRY_BYTES
 
@@ -399,8 +336,8 @@ async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.M
 
 
 async def test_a_body_that_is_not_what_was_announced_leaves_nothing(scene: Scene) -> None:
-    short = Body(_Bytes(b"abc"), 5, BodyChecks({}, ""), None)
-    wrong = Body(_Bytes(b"abc"), 3, BodyChecks({"sha256": "A" * 43 + "="}, ""), None)
+    short = Body(ReadBytes(b"abc"), 5, BodyChecks({}, ""), None)
+    wrong = Body(ReadBytes(b"abc"), 3, BodyChecks({"sha256": "A" * 43 + "="}, ""), None)
     for bad in (short, wrong):
         with pytest.raises(S3Error):
             await scene.backend.put("k", bad, PLAIN, "")

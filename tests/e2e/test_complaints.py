@@ -92,8 +92,8 @@ async def test_orientation(http: aiohttp.ClientSession, orientation: int) -> Non
     assert status == 201
     pixels = await _seen(http, f"turned/{orientation}")
     assert pixels.shape == (_SIDE // 2, _SIDE, 3), "image-size/image-size#352: width and height were swapped"
-    left, right = _mean(pixels[:, : _SIDE // 3]), _mean(pixels[:, -_SIDE // 3 :])
-    assert left[0] > left[2] + 60 and right[2] > right[0] + 60, "red is left, blue is right"
+    west, east = _mean(pixels[:, : _SIDE // 3]), _mean(pixels[:, -_SIDE // 3 :])
+    assert west[0] > west[2] + 60 and east[2] > east[0] + 60, "red is left, blue is right"
 
 
 async def test_transparency(http: aiohttp.ClientSession) -> None:
@@ -128,13 +128,13 @@ async def test_cmyk(http: aiohttp.ClientSession) -> None:
 
 
 async def test_animation(http: aiohttp.ClientSession) -> None:
-    """weserv/images#77: of an animation the first frame was kept, without a word."""
+    """weserv/images#77: of an animation the first frame was kept, and the answer did not say so."""
     frames = [_halves((255, 0, 0), (255, 0, 0)), _halves((0, 0, 255), (0, 0, 255))]
     moving = _encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    status, told = await _put(http, "moving", moving, "image/gif")
-    assert status == 201 and told["first_of_several"] is True
-    status, told = await _put(http, "still", _encoded(frames[0], "GIF"), "image/gif")
-    assert status == 201 and not told.get("first_of_several")
+    status, stored = await _put(http, "moving", moving, "image/gif")
+    assert status == 201 and stored["first_of_several"] is True
+    status, stored = await _put(http, "still", _encoded(frames[0], "GIF"), "image/gif")
+    assert status == 201 and not stored.get("first_of_several")
 
 
 async def test_formats_for_caches(http: aiohttp.ClientSession) -> None:
@@ -169,7 +169,7 @@ async def test_a_missing_image_is_not_kept_by_caches(http: aiohttp.ClientSession
 
 
 async def test_a_bomb_is_refused_by_its_size_and_with_the_limit(http: aiohttp.ClientSession) -> None:
-    """thumbor/thumbor#781: the answer to too large a picture was 400, and nobody could see why."""
+    """thumbor/thumbor#781: the answer to an oversized picture was 400, without the limit."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -151,15 +151,15 @@ class TinyPipeline:
             planes = Flux2._patchify_latents(planes)
         for step in range(STEPS):
             planes = planes * 0.9
-            seen = planes
+            latents = planes
             if self.family.vae == "AutoencoderKLFlux2":
-                seen = Flux2._pack_latents(planes)
+                latents = Flux2._pack_latents(planes)
             elif self.family.packed:
                 packing: Any = diffusers.FluxPipeline
-                seen = packing._pack_latents(planes, *planes.shape)
+                latents = packing._pack_latents(planes, *planes.shape)
             elif self.family.vae == "AutoencoderKLWan":
-                seen = planes[:, :, None]
-            callback_on_step_end(self, step, torch.tensor(step), {"latents": seen})
+                latents = planes[:, :, None]
+            callback_on_step_end(self, step, torch.tensor(step), {"latents": latents})
         return planes
 
     def pixels(self, planes: torch.Tensor) -> Any:
@@ -271,13 +271,13 @@ async def test_pictures_become_latents_of_each_family(
 
 async def test_another_pipeline_with_the_vae_of_flux_2_is_refused(folders: dict[str, Path]) -> None:
     """Ideogram's has the same shapes and another order within a patch: its images would be scrambled."""
-    nothing: Any = None
+    images: Any = None
 
     class Ideogram4Pipeline(TinyPipeline):
         pass
 
     pipeline = Ideogram4Pipeline(FAMILIES["flux.2"], folders["flux.2"])
-    keeper = LatentKeeper(pipeline, nothing)
+    keeper = LatentKeeper(pipeline, images)
     pipeline(1, keeper, torch.float32)
     with pytest.raises(InvalidRequest, match="how a Ideogram4Pipeline lays out"):
         await keeper.store("scrambled", height=64, width=96)

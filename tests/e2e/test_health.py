@@ -13,19 +13,21 @@ from tests.polling import until
 
 
 def test_a_frozen_orchestrator_is_an_error(tmp_path: Path) -> None:
-    """The answer does not wait for it longer than it is told to."""
+    """The command waits for `--timeout-s`, not for the orchestrator. A stopped cluster is an error, too."""
     with LocalCluster(tmp_path / "c", arena_bytes=64 << 20) as cluster:
-        here = ("health", "--folder", str(cluster.folder))
-        until(lambda: quire(*here).returncode == 0, "the cluster is well")
-        assert quire(*here).stdout.startswith("OK")
-        assert json.loads(quire(*here, "--json").stdout) == {"verdict": "OK", "checks": []}
+        command = ("health", "--folder", str(cluster.folder))
+        until(lambda: quire(*command).returncode == 0, "the cluster is well")
+        assert quire(*command).stdout.startswith("OK")
+        assert json.loads(quire(*command, "--json").stdout) == {"verdict": "OK", "checks": []}
         os.kill(cluster.pid("orchestrator"), signal.SIGSTOP)
         try:
-            frozen = quire(*here, "--timeout-s", "1", "--json")
+            frozen = quire(*command, "--timeout-s", "1", "--json")
             assert frozen.returncode == 2, frozen.stderr
             (check,) = json.loads(frozen.stdout)["checks"]
             assert (check["code"], check["verdict"]) == ("UNREACHABLE", "ERR")
             assert "DeadlineExceeded" in check["problem"]
         finally:
             os.kill(cluster.pid("orchestrator"), signal.SIGCONT)
-        until(lambda: quire(*here).returncode == 0, "it is well again")
+        until(lambda: quire(*command).returncode == 0, "it is well again")
+    stopped = quire("health", "--folder", str(tmp_path / "c"))
+    assert stopped.returncode == 2 and stopped.stdout.startswith("ERR"), stopped.stderr

@@ -70,7 +70,7 @@ def _conforms(url: str, document: dict[str, Any], method: str, path: str, mode: 
 
 
 def test_the_gateway_serves_the_document(url: str) -> None:
-    """Without credentials, as clients are generated from it."""
+    """The document needs no credentials, because programs generate clients from it."""
     with urllib.request.urlopen(f"{url}/v1/openapi.json", timeout=30) as answer:
         assert answer.headers["Content-Type"] == "application/json"
         assert answer.read() == _DOCUMENT.read_bytes()

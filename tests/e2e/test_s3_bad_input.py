@@ -252,7 +252,7 @@ async def test_conditions_of_a_delete_in_a_list_are_not_passed_over(scene: Scene
 
 
 async def test_a_key_with_nul_in_a_list_costs_itself_only(scene: Scene) -> None:
-    """It would sort among the versions of another key."""
+    """Such a key would sort among the versions of another key."""
     await request("PUT", f"{scene.url}/listed", scene.alice)
     await request("PUT", f"{scene.url}/listed/a", scene.alice, body=b"12345")
     body = b"<Delete><Object><Key>a&#0;&#1;</Key></Object><Object><Key>a</Key></Object></Delete>"

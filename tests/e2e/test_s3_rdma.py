@@ -160,6 +160,24 @@ async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: Qu
     assert target.view[:10].tobytes() == source.view[10:20].tobytes()
 
 
+async def test_a_version_by_its_id(scene: Scene, client: QuireClient) -> None:
+    """The current version came whatever version was asked for, and the whole object for a part."""
+    target = client.allocate(5)
+    assert target.view is not None
+    url = f"{scene.url}/versioned"
+    assert (await request("PUT", url, scene.key))[0] == 200
+    enable = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+    assert (await request("PUT", f"{url}?versioning", scene.key, body=enable))[0] == 200
+    bodies = (b"first", b"later")
+    puts = [await request("PUT", f"{url}/a", scene.key, body=body) for body in bodies]
+    ids = [headers["x-amz-version-id"] for _, headers, _ in puts]
+    token = {"x-amz-rdma-token": target.target().to_token()}
+    for version_id, body in zip(ids, bodies, strict=True):
+        status, headers, _ = await request("GET", f"{url}/a?versionId={version_id}", scene.key, token)
+        assert (status, headers["x-amz-version-id"], target.view.tobytes()) == (200, version_id, body)
+    assert (await request("GET", f"{url}/a?partNumber=1", scene.key, token))[0] == 501
+
+
 async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient) -> None:
     """What a storage node has put into the object tier is read with plain requests; only what fits its key is taken."""
     keys = _keys(5).run(0, 2)

@@ -83,17 +83,17 @@ def test_versions(client: Any) -> None:
     upload = client.create_multipart_upload(**at)["UploadId"]
     part = client.upload_part(**at, UploadId=upload, PartNumber=1, Body=b"parts")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    made = client.complete_multipart_upload(**at, UploadId=upload, MultipartUpload=parts)
-    assert _read(client, **at) == _read(client, **at, VersionId=made["VersionId"]) == b"parts"
+    uploaded = client.complete_multipart_upload(**at, UploadId=upload, MultipartUpload=parts)
+    assert _read(client, **at) == _read(client, **at, VersionId=uploaded["VersionId"]) == b"parts"
     pages = client.get_paginator("list_object_versions").paginate(Bucket="kept", PaginationConfig={"PageSize": 2})
-    everything = [
+    versions_and_markers = [
         {"Key": version["Key"], "VersionId": version["VersionId"]}
         for page in pages
         for version in (*page.get("Versions", ()), *page.get("DeleteMarkers", ()))
     ]
-    assert len(everything) == 6
-    gone = client.delete_objects(Bucket="kept", Delete={"Objects": everything})
-    assert len(gone["Deleted"]) == 6 and "Errors" not in gone
+    assert len(versions_and_markers) == 6
+    deletions = client.delete_objects(Bucket="kept", Delete={"Objects": versions_and_markers})
+    assert len(deletions["Deleted"]) == 6 and "Errors" not in deletions
     client.delete_bucket(Bucket="kept")
     refused(client.put_bucket_versioning, "NoSuchBucket", Bucket="kept", VersioningConfiguration={"Status": "Enabled"})
 
@@ -153,15 +153,15 @@ def test_parts_of_an_object_can_be_read(client: Any) -> None:
     for number, body in bodies.items():
         part = client.upload_part(**at, UploadId=upload, PartNumber=number, Body=body, ChecksumAlgorithm="SHA256")
         parts.append({"PartNumber": number, "ETag": part["ETag"]})
-    made = client.complete_multipart_upload(**at, UploadId=upload, MultipartUpload={"Parts": parts})
+    uploaded = client.complete_multipart_upload(**at, UploadId=upload, MultipartUpload={"Parts": parts})
     for number, body in bodies.items():
         read = client.get_object(**at, PartNumber=number)
         assert (read["Body"].read(), read["PartsCount"]) == (body, 2)
         assert client.head_object(**at, PartNumber=number)["ContentLength"] == len(body)
     refused(client.get_object, "InvalidPartNumber", **at, PartNumber=2)
-    wanted = ["ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"]
-    attributes = client.get_object_attributes(**at, ObjectAttributes=wanted)
-    assert (attributes["ETag"], attributes["ObjectSize"]) == (made["ETag"].strip('"'), _PART_BYTES + 1000)
+    names = ["ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"]
+    attributes = client.get_object_attributes(**at, ObjectAttributes=names)
+    assert (attributes["ETag"], attributes["ObjectSize"]) == (uploaded["ETag"].strip('"'), _PART_BYTES + 1000)
     assert attributes["Checksum"]["ChecksumType"] == "COMPOSITE"
     assert attributes["ObjectParts"]["TotalPartsCount"] == 2
     assert [(part["PartNumber"], part["Size"]) for part in attributes["ObjectParts"]["Parts"]] == [
@@ -169,12 +169,12 @@ def test_parts_of_an_object_can_be_read(client: Any) -> None:
         (3, 1000),
     ]
     client.copy_object(Bucket="parted", Key="copy", CopySource=at)
-    whole = b"".join(bodies.values())
+    content = b"".join(bodies.values())
     copy = client.head_object(Bucket="parted", Key="copy", ChecksumMode="ENABLED")
-    assert copy["ETag"].strip('"') == hashlib.md5(whole, usedforsecurity=False).hexdigest()
-    assert copy["ChecksumType"] == "FULL_OBJECT" and copy["ContentLength"] == len(whole)
-    again = client.put_object(Bucket="parted", Key="again", Body=whole, ChecksumAlgorithm="SHA256")
-    assert copy["ChecksumSHA256"] == again["ChecksumSHA256"]
+    assert copy["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    assert copy["ChecksumType"] == "FULL_OBJECT" and copy["ContentLength"] == len(content)
+    at_once = client.put_object(Bucket="parted", Key="again", Body=content, ChecksumAlgorithm="SHA256")
+    assert copy["ChecksumSHA256"] == at_once["ChecksumSHA256"]
     refused(client.get_object, "InvalidPartNumber", Bucket="parted", Key="copy", PartNumber=2)
     upload = client.create_multipart_upload(**at)["UploadId"]
     parts = [
@@ -222,23 +222,23 @@ def test_browsers(client: Any, place: Place) -> None:
         {"Origin": _ORIGIN},
     ):
         assert _ask("OPTIONS", put, headers=headers).status_code == 403
-    missing = _ask(
+    absent = _ask(
         "GET", client.generate_presigned_url("get_object", Params=at | {"Key": "absent"}), headers={"Origin": _ORIGIN}
     )
-    assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, _ORIGIN)
+    assert (absent.status_code, absent.headers["access-control-allow-origin"]) == (404, _ORIGIN)
     client.delete_bucket_cors(Bucket="shown")
     assert _ask("OPTIONS", put, headers=asks | {"Origin": _ORIGIN}).status_code == 403
 
 
 def test_a_browser_learns_nothing_of_the_buckets_of_others(client: Any, place: Place) -> None:
-    """A question without a signature does not tell whose bucket it means: every name has the same answer."""
+    """A preflight without a signature identifies no bucket: every name has the same answer."""
     client.create_bucket(Bucket="secret")
     rule = {"AllowedOrigins": [_ORIGIN], "AllowedMethods": ["PUT"], "AllowedHeaders": ["*"]}
     client.put_bucket_cors(Bucket="secret", CORSConfiguration={"CORSRules": [rule]})
     asks = {"Access-Control-Request-Method": "GET", "Origin": "https://other.example"}
     answers = [_ask("OPTIONS", f"{place.http}/{bucket}/k", headers=asks) for bucket in ("secret", "nobodys")]
-    told = [{name: value for name, value in answer.headers.items() if "access" in name} for answer in answers]
-    assert [answer.status_code for answer in answers] == [200, 200] and told[0] == told[1]
+    cors_headers = [{name: value for name, value in answer.headers.items() if "access" in name} for answer in answers]
+    assert [answer.status_code for answer in answers] == [200, 200] and cors_headers[0] == cors_headers[1]
 
     def from_elsewhere(request: Any, **_: Any) -> None:
         request.headers["Origin"] = "https://other.example"
@@ -270,12 +270,12 @@ def test_lifecycles_are_kept(client: Any) -> None:
     ]
     client.put_bucket_lifecycle_configuration(Bucket="expiring", LifecycleConfiguration={"Rules": rules})
     assert client.get_bucket_lifecycle_configuration(Bucket="expiring")["Rules"] == rules
-    moved = {"ID": "m", "Filter": {}, "Status": "Enabled", "Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]}
+    transition = {"ID": "m", "Filter": {}, "Status": "Enabled", "Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]}
     refused(
         client.put_bucket_lifecycle_configuration,
         "NotImplemented",
         Bucket="expiring",
-        LifecycleConfiguration={"Rules": [moved]},
+        LifecycleConfiguration={"Rules": [transition]},
     )
     assert client.get_bucket_lifecycle_configuration(Bucket="expiring")["Rules"] == rules
     client.delete_bucket_lifecycle(Bucket="expiring")

@@ -104,23 +104,19 @@ def _planes(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
         return latents[:, :, 0]
     if latents.ndim == 4:
         return latents
-    shape = _packed_shape(latents, height, width)
-    patches = latents.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+    return _unpacked(latents, height, width)
 
 
 def _denormalised_patches(latents: torch.Tensor, height: int, width: int, vae: Any) -> torch.Tensor:
-    """Unpack FLUX.2's latents to (N, channels, height, width), and undo its normalisation.
+    """Undo FLUX.2's normalisation, and unpack to (N, channels, height, width).
 
-    They are patches of 2 × 2 in rows, each patch by channel, row, column; the VAE's batch norm has a mean and a
-    variance for each of its values. Raises `InvalidRequest`.
+    The VAE's batch norm has a mean and a variance for each value of a patch. Raises `InvalidRequest`.
     """
     _check_dtype(latents)
-    shape = _packed_shape(latents, height, width)
     deviation = torch.sqrt(vae.bn.running_var.detach().cpu() + vae.config.batch_norm_eps).to(latents.dtype)
-    patches: torch.Tensor = latents * deviation + vae.bn.running_mean.detach().cpu().to(latents.dtype)
-    patches = patches.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+    if latents.shape[-1:] != deviation.shape:
+        raise InvalidRequest(f"latents of {tuple(latents.shape)} are no patches of FLUX.2", field="latents")
+    return _unpacked(latents * deviation + vae.bn.running_mean.detach().cpu().to(latents.dtype), height, width)
 
 
 def _check_dtype(latents: torch.Tensor) -> None:
@@ -128,14 +124,18 @@ def _check_dtype(latents: torch.Tensor) -> None:
         raise InvalidRequest(f"latents of {latents.dtype}; {', '.join(_NAMES.values())}", field="latents")
 
 
-def _packed_shape(latents: torch.Tensor, height: int, width: int) -> tuple[int, ...]:
-    """Return the shape of packed latents. Raises `InvalidRequest` unless they are those of an image of that size."""
+def _unpacked(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Unpack patches of 2 × 2 in rows, each patch by channel, row, column.
+
+    Raises `InvalidRequest` unless they are those of an image of that size.
+    """
     shape = tuple(latents.shape)
     if latents.ndim != 3 or shape[2] % 4:
         raise InvalidRequest(f"latents of {shape} are none of images", field="latents")
     if not height or shape[1] != (height // 2) * (width // 2):
         raise InvalidRequest(f"latents of {shape} are packed: say the images' height and width", field="height, width")
-    return shape
+    patches = latents.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
 
 
 def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:

@@ -21,7 +21,7 @@ _TUNING = Tuning(step=0.05, window=50, promote_hits=3)
 @settings(max_examples=60)
 @given(events=st.lists(st.tuples(st.sampled_from("lllkr"), st.integers(0, 9), st.integers(1, 30)), max_size=200))
 def test_what_has_not_left_is_here(events: list[tuple[str, int, int]]) -> None:
-    cache, kept = PublishedCache[int](200, Costs(0.04, 0.14), _TUNING), dict[KeptForm[int], int]()
+    cache, stored = PublishedCache[int](200, Costs(0.04, 0.14), _TUNING), dict[KeptForm[int], int]()
     for kind, key, size in events:
         if kind == "r":
             cache.remove(KeptForm(key, Form.IMAGE))
@@ -29,19 +29,19 @@ def test_what_has_not_left_is_here(events: list[tuple[str, int, int]]) -> None:
             for form in (Form.LATENT, Form.IMAGE, Form.RENDITION):
                 item = KeptForm(key, form, "a" if form is Form.RENDITION else "")
                 if cache.wants(item, size) and cache.keep(item, size):
-                    kept[item] = size
+                    stored[item] = size
         else:
             hit = cache.look_up(key)
-            assert hit is None or KeptForm(key, hit) in kept
-        for gone in cache.gone:
-            kept.pop(gone, None)
+            assert hit is None or KeptForm(key, hit) in stored
+        for evicted in cache.gone:
+            stored.pop(evicted, None)
         cache.gone.clear()
-        assert cache.used_bytes == sum(kept.values()) <= cache.capacity_bytes
-        assert all(item in cache for item in kept)
-        assert {item.form for item in kept} <= {Form.LATENT, Form.IMAGE}
-        assert len({item.key for item in kept}) == len(kept), "an object is in one form"
+        assert cache.used_bytes == sum(stored.values()) <= cache.capacity_bytes
+        assert all(item in cache for item in stored)
+        assert {item.form for item in stored} <= {Form.LATENT, Form.IMAGE}
+        assert len({item.key for item in stored}) == len(stored), "an object is in one form"
         for form in Form:
-            assert cache.bytes_of(form) == sum(size for item, size in kept.items() if item.form is form)
+            assert cache.bytes_of(form) == sum(size for item, size in stored.items() if item.form is form)
 
 
 def test_it_decides_as_the_simulated_one() -> None:
@@ -67,7 +67,7 @@ def test_it_decides_as_the_simulated_one() -> None:
 
 
 def test_an_image_that_has_no_room_is_not_made() -> None:
-    """It would be encoded again and again, and thrown away."""
+    """Such an image would be encoded at every eighth hit, and discarded."""
     cache = PublishedCache[int](1000, Costs(0.04, 0.14), _TUNING)
     cache.keep(KeptForm(1, Form.LATENT), 30)
     for _ in range(20):
@@ -75,8 +75,8 @@ def test_an_image_that_has_no_room_is_not_made() -> None:
         assert not cache.wants(KeptForm(1, Form.IMAGE), 900)
 
 
-def test_bytes_leave_with_their_form_and_nothing_is_kept_before_a_request() -> None:
-    """Also where the tuner moves the split in a look-up. Which forms are kept is the cache's own."""
+def test_bytes_leave_with_their_form_and_nothing_is_stored_before_a_request() -> None:
+    """Also where the tuner moves the split in a look-up. Which forms are stored is the cache's own."""
     cache = Cache(DecoderConfig(cache="latentbox", cache_bytes=4000, cache_window=100, cache_forms="renditions"))
     entries = [ImageEntry(f"{number}", bytes([number]) * 32, 100, b"v" * 32, "", 8, 8) for number in range(40)]
     images = 0.0
@@ -96,7 +96,7 @@ def test_bytes_leave_with_their_form_and_nothing_is_kept_before_a_request() -> N
 
 
 def test_the_decoders_cache_with_it() -> None:
-    """A latent becomes an image at its eighth hit, and is kept in one form; renditions are not."""
+    """A latent becomes an image at its eighth hit, and is stored in one form; renditions are not."""
     cache = Cache(DecoderConfig(cache="latentbox", cache_bytes=1 << 20))
     entry = ImageEntry("a", b"r" * 32, 100, b"v" * 32, "", 64, 64)
     cache.look_up(entry, "webp")

@@ -135,8 +135,8 @@ _OBJECT = StoredObject("logs/1", "e", size=10, modified_s=DAY_S * 100 + 3600, bl
 
 
 def _ends(document: bytes, versions: list[StoredObject], now_s: float) -> list[str]:
-    rules, kept = read_lifecycle(document)
-    assert read_lifecycle(kept)[0] == rules, "what is kept has the same rules"
+    rules, stored = read_lifecycle(document)
+    assert read_lifecycle(stored)[0] == rules, "what is kept has the same rules"
     return [version.version_id for version, _ in _expired(versions, rules, now_s)]
 
 
@@ -174,8 +174,8 @@ def test_older_versions_and_lone_markers() -> None:
     versions = [replace(_OBJECT, version_id=str(number), modified_s=DAY_S * (110 - number)) for number in range(5)]
     rule = "<NoncurrentVersionExpiration><NoncurrentDays>3</NoncurrentDays>{}</NoncurrentVersionExpiration>"
     assert _ends(_lifecycle(_rule(rule.format(""))), versions, DAY_S * 111) == ["3", "4"]
-    kept = rule.format("<NewerNoncurrentVersions>3</NewerNoncurrentVersions>")
-    assert _ends(_lifecycle(_rule(kept)), versions, DAY_S * 200) == ["4"]
+    newest_three = rule.format("<NewerNoncurrentVersions>3</NewerNoncurrentVersions>")
+    assert _ends(_lifecycle(_rule(newest_three)), versions, DAY_S * 200) == ["4"]
     marker = replace(_OBJECT, etag="", version_id="marker")
     assert _ends(_lifecycle(_rule(_LONE)), [marker], DAY_S * 111) == ["marker"]
     assert not _ends(_lifecycle(_rule(_LONE)), [marker, versions[4]], DAY_S * 111)
@@ -189,8 +189,8 @@ def test_a_date() -> None:
 
 
 def test_rules_have_ids() -> None:
-    _, kept = read_lifecycle(_lifecycle(_rule(_DAYS), "<ID>mine</ID>" + _rule(_DAYS)))
-    ids = [element.text or "" for element in fromstring(kept).iter() if element.tag.endswith("}ID")]
+    _, stored = read_lifecycle(_lifecycle(_rule(_DAYS), "<ID>mine</ID>" + _rule(_DAYS)))
+    ids = [element.text or "" for element in fromstring(stored).iter() if element.tag.endswith("}ID")]
     assert len(ids) == len(set(ids)) == 2 and all(ids) and "mine" in ids
 
 

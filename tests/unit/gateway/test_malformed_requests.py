@@ -45,7 +45,7 @@ async def _answer(request: bytes, malformed: MalformedAnswer) -> tuple[int, dict
 
 @pytest.mark.parametrize(("request_bytes", "status"), [(_LONG, 431), (_LONG_PATH, 431), (_NONSENSE, 400)])
 async def test_problems(request_bytes: bytes, status: int) -> None:
-    """They were plain text."""
+    """The answers were plain text."""
     answered, headers, body = await _answer(request_bytes, malformed_problem)
     assert (answered, headers["content-type"]) == (status, "application/problem+json; charset=utf-8")
     problem = json.loads(body)

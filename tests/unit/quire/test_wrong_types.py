@@ -1,4 +1,4 @@
-"""Values of another type are refused with what is wanted, not with an AttributeError somewhere inside."""
+"""Values of another type are refused with the expected type, and not by an AttributeError."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_tokens_of_arrays_are_those_of_lists() -> None:
     tokens = list(range(70))
     expected = block_keys(_SPACE, tokens)
     assert len(expected) == 4
-    others: list[Any] = [np.arange(70), np.arange(70, dtype=np.uint16), torch.arange(70), tuple(tokens)]
-    for same in (*others, [np.int64(token) for token in tokens]):
+    arrays: list[Any] = [np.arange(70), np.arange(70, dtype=np.uint16), torch.arange(70), tuple(tokens)]
+    for same in (*arrays, [np.int64(token) for token in tokens]):
         assert block_keys(_SPACE, same) == expected
     assert len(block_keys(_SPACE, [])) == len(block_keys(_SPACE, np.zeros(0, np.int64))) == 0
 
@@ -81,7 +81,7 @@ async def test_memory_that_is_none() -> None:
 
 
 async def test_a_list_of_keys() -> None:
-    """No request is sent: the address is nobody's."""
+    """The client sends no request: absent listens at the address."""
     async with QuireClient("127.0.0.1:1") as client:
         for call in (
             client.lookup(_SPACE, _KEYS),
@@ -104,13 +104,13 @@ async def test_a_format_in_place_of_a_rendering() -> None:
 
 
 async def test_a_picture_in_place_of_a_latent() -> None:
-    nothing: Any = None
+    absent: Any = None
     picture: Any = b"\x89PNG"
     async with QuireClient("127.0.0.1:1") as client:
         images = ImageClient(client)
         with pytest.raises(InvalidRequest, match=r"Pictures are put by HTTP"):
-            await images.put("cat", picture, nothing)
-        records: list[Any] = [nothing, np.zeros(3), "text"]
+            await images.put("cat", picture, absent)
+        records: list[Any] = [absent, np.zeros(3), "text"]
         for record in records:
             with pytest.raises(InvalidRequest, match="the bytes of a record"):
                 await images.put_record("cat", record)

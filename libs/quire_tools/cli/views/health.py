@@ -17,12 +17,12 @@ console = Console()
 
 
 def health(folder: Path, gateway: str, admin: str, timeout_s: float, *, as_json: bool) -> Verdict:
-    """Print the verdict and the failed checks, and return the verdict. Raises `InvalidRequest` for odd addresses."""
-    with looking(folder, gateway, admin, timeout_s=timeout_s) as look:
-        try:
+    """Print the verdict and the failed checks, and return the verdict; a cluster that cannot be asked is `ERR`."""
+    try:
+        with looking(folder, gateway, admin, timeout_s=timeout_s) as look:
             failed = failed_checks(look())
-        except QuireError as error:
-            failed = [unreachable(f"{error.code()}: {error}")]
+    except QuireError as error:
+        failed = [unreachable(f"{error.code()}: {error}")]
     if as_json:
         print(json.dumps(plain(failed), indent=2))
     else:

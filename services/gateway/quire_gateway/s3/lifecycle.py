@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from quire.model.buckets import MultipartUpload, StoredObject
+from quire.model.buckets import DeleteOutcome, MultipartUpload, StoredObject
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
 from quire_gateway.s3.backend import ObjectBackend
@@ -205,8 +205,8 @@ async def apply(backend: ObjectBackend, rules: Sequence[LifecycleRule], now_s: f
     async for group in _by_key(backend):
         for version, is_current in _expired(group, rules, now_s):
             with contextlib.suppress(S3Error):  # it is another one by now
-                await backend.delete_unchanged(version, for_good=not is_current, older=not is_current)
-                count += 1
+                deletion = await backend.delete_unchanged(version, for_good=not is_current, older=not is_current)
+                count += deletion.outcome is DeleteOutcome.DELETED
     if any(rule.upload_days for rule in rules):
         for upload in await backend.uploads():
             if any(rule.ends_upload(upload, now_s) for rule in rules):
