@@ -16,15 +16,22 @@ from quire.model.keys import ChunkKeys
 from quire.model.policy import ENTRY_BYTES
 from quire.model.provenance import GENERATED
 from quire.testing.clock import FakeClock
-from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
 from quire_server.clock import SystemClock
-from quire_server.redis import Images
+from quire_server.redis import Images, RunningDecodes
 
 
 def _entry(name: str, content: str = "") -> ImageEntry:
     digest = hashlib.sha256((content or name).encode()).digest()
     return ImageEntry(name, digest, 1000, digest, "", 64, 64)
+
+
+def _desk(client: redis.Redis, evict: Any, clock: Any, quotas: Any = None) -> ImageDesk:
+    """Without decoders."""
+    decodes = RunningDecodes(client, lasts_ms=60_000)
+    return ImageDesk(
+        catalogue=Images(client), decodes=decodes, theta=4, decoders=list, evict=evict, clock=clock, quotas=quotas
+    )
 
 
 async def test_pages_go_on_past_what_was_deleted_meanwhile(any_redis: redis.Redis) -> None:
@@ -54,7 +61,7 @@ async def test_a_record_in_use_goes_later(any_redis: redis.Redis) -> None:
         return True
 
     images = Images(any_redis)
-    desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=SystemClock())
+    desk = _desk(any_redis, evict, SystemClock())
     one, other = _entry("one", "same"), _entry("other", "same")
     await desk.put("", one, ExpectedImage())
     await desk.put("", other, ExpectedImage())
@@ -174,8 +181,7 @@ async def test_a_record_beyond_the_quota_is_unused_unless_an_image_has_it(any_re
 
     images = Images(any_redis)
     full: Any = Full()
-    router = ImageRouter(4, 60.0)
-    desk = ImageDesk(catalogue=images, router=router, decoders=list, evict=full, clock=SystemClock(), quotas=full)
+    desk = _desk(any_redis, full, SystemClock(), quotas=full)
     entry = _entry("a")
     if used:
         await images.put("t", entry)
@@ -210,7 +216,7 @@ async def test_images_go_when_their_time_is_up(any_redis: redis.Redis) -> None:
         gone.append(key.at(0))
         return True
 
-    desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=clock)
+    desk = _desk(any_redis, evict, clock)
     brief, again, kept = (
         replace(_entry(name), metadata=(("z", "1"), ("a", "é")), provenance=GENERATED)
         for name in ("brief", "again", "kept")

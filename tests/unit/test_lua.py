@@ -25,7 +25,9 @@ def test_no_script_stands_in_a_module() -> None:
     assert [file for file in modules if "redis.call(" in file.read_text()] == []
 
 
-@pytest.mark.parametrize("area", ["index", "s3", "images", "membership", "leader", "retained", "reservations"])
+@pytest.mark.parametrize(
+    "area", ["index", "s3", "images", "membership", "leader", "retained", "reservations", "decodes"]
+)
 def test_an_area_has_its_scripts(area: str) -> None:
     for name in scripts.names(area):
         assert scripts.part(f"{area}_{name}") in scripts.script(f"{area}_{name}")

@@ -2,6 +2,7 @@
 
 from quire_server.redis.capacity import RedisCapacity
 from quire_server.redis.connection import connect
+from quire_server.redis.decodes import RunningDecodes
 from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
 from quire_server.redis.kept import StoredValue
@@ -30,6 +31,7 @@ __all__ = [
     "RedisProbe",
     "Reservations",
     "RetainedBytes",
+    "RunningDecodes",
     "RunningStores",
     "S3Buckets",
     "StoredPolicies",

@@ -15,9 +15,10 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.policy import ENTRY_BYTES
 from quire.telemetry import logger, names, tracer
-from quire_orchestrator.core.routing import ImageRouter, Route
-from quire_orchestrator.ports import Catalogue, Clock, TenantQuotas
+from quire_orchestrator.core.routing import Route, build_of, candidate
+from quire_orchestrator.ports import Catalogue, Clock, Decodes, TenantQuotas
 from quire_server import tasks
+from quire_server.core.placement import rendezvous
 
 LIST_MAX = 1000
 _SWEEP_S = 15.0
@@ -27,26 +28,31 @@ _SWEEP_MAX = 200
 class ImageDesk:
     """Every method is one request, for a tenant: it has ids of its own.
 
-    `evict`: drops a chunk that no lease pins; whether it is stored no more. `quotas`: None for no limits.
+    `theta`: requests for each device of an image's owner above which another decoder makes it. `evict`: drops a chunk
+    that no lease pins; whether it is stored no more. `quotas`: None for no limits.
     """
 
     def __init__(
         self,
         *,
         catalogue: Catalogue,
-        router: ImageRouter,
+        decodes: Decodes,
+        theta: int,
         decoders: Callable[[], list[Node]],
         evict: Callable[[ChunkKeys], Awaitable[bool]],
         clock: Clock,
         quotas: TenantQuotas | None = None,
     ) -> None:
         self._catalogue = catalogue
-        self._router = router
+        self._decodes = decodes
+        self._theta = theta
         self._decoders = decoders
         self._evict = evict
         self._clock = clock
         self._quotas = quotas
         self._sweeper: asyncio.Task[None] | None = None
+        self.build = ""
+        """Of the decoder that was chosen last: of what there would be, were there one; "" for unknown."""
 
     def start(self) -> None:
         self._sweeper = asyncio.create_task(self._sweep_again())
@@ -100,18 +106,23 @@ class ImageDesk:
         now_ms = self._clock.now_ms()
         return [entry for entry in entries if not entry.is_over(now_ms)], next_after
 
-    @property
-    def build(self) -> str:
-        """Build of the decoders, as far as is known; "" for unknown."""
-        return self._router.build
+    async def route(self, entry: ImageEntry, failed: Iterable[str] = ()) -> Route | None:
+        """Choose a decoder; None if there is none. `failed`: decoders that have just not answered the one that asks.
 
-    def route(self, entry: ImageEntry, failed: Iterable[str] = ()) -> Route | None:
-        """Choose a decoder; None if there is none. `failed`: decoders that have just not answered the one that asks."""
-        self._router.failed(failed, self._clock.monotonic_s())
-        return self._router.route(entry.record_name, self._decoders(), self._clock.monotonic_s())
+        Raises `MetadataUnavailable`.
+        """
+        await self._decodes.failed(failed)
+        nodes = rendezvous(entry.record_name, self._decoders())
+        if not nodes:
+            return None
+        choice = await self._decodes.route(entry.record_name, [candidate(node) for node in nodes], self._theta)
+        runner = nodes[choice.runner]
+        self.build = build_of(runner)
+        return Route(choice.ticket, runner, nodes[choice.owner], choice.joined)
 
-    def finish(self, ticket: int, *, failed: bool) -> None:
-        self._router.finish(ticket, failed_at_s=self._clock.monotonic_s() if failed else None)
+    async def finish(self, ticket: int, *, failed: bool) -> None:
+        """End a route. `failed`: its decoder did not answer, and is passed over for a while."""
+        await self._decodes.finish(ticket, failed=failed)
 
     async def _release(self, entry: ImageEntry) -> None:
         if await self._catalogue.release(entry.record_name):

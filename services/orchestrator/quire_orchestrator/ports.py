@@ -13,8 +13,9 @@ from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Node
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_server.clock import Clock
+from quire_server.redis.decodes import Candidate, Choice
 
-__all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook", "TenantQuotas"]
+__all__ = ["Catalogue", "ChunkHolder", "Clock", "Decodes", "Index", "Members", "PolicyBook", "TenantQuotas"]
 
 
 class Index(Protocol):
@@ -109,6 +110,14 @@ class Catalogue(Protocol):
     async def unused(self, limit: int) -> list[bytes]: ...
     async def removed(self, record_name: bytes) -> None: ...
     async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]: ...
+
+
+class Decodes(Protocol):
+    """Port to what decoders are making; see `quire_server.redis.RunningDecodes`."""
+
+    async def route(self, record_name: bytes, candidates: Sequence[Candidate], theta: int) -> Choice: ...
+    async def finish(self, ticket: int, *, failed: bool = False) -> bool: ...
+    async def failed(self, node_ids: Iterable[str]) -> None: ...
 
 
 class ChunkHolder(Protocol):

@@ -20,7 +20,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import (
 )
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
-from quire_orchestrator.core.routing import ImageRouter, build_of
+from quire_orchestrator.core.routing import build_of
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
@@ -37,6 +37,7 @@ from quire_server.redis import (
     RedisCapacity,
     RedisProbe,
     Reservations,
+    RunningDecodes,
     S3Buckets,
     StoredPolicies,
     connect,
@@ -282,7 +283,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
         entry = convert_images.image_from(request.entry)
-        route = self._images.route(entry, request.failed)
+        route = await self._images.route(entry, request.failed)
         if route is None:
             return images_pb2.RouteImageResponse(build=self._images.build)
         match = LookupAnswer()
@@ -291,7 +292,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             try:
                 match = await self._lookups.lookup(question)
             except BaseException:
-                self._images.finish(route.ticket, failed=False)
+                await self._images.finish(route.ticket, failed=False)
                 raise
         return images_pb2.RouteImageResponse(
             ticket=route.ticket,
@@ -304,7 +305,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
-        self._images.finish(request.ticket, failed=request.failed)
+        await self._images.finish(request.ticket, failed=request.failed)
         if request.lease:
             await self._lookups.release(request.lease)
         return images_pb2.FinishImageResponse()
@@ -362,7 +363,8 @@ async def serve(config: OrchestratorConfig) -> None:
     )
     images = ImageDesk(
         catalogue=catalogue,
-        router=ImageRouter(config.decoder_theta, config.decode_timeout_s),
+        decodes=RunningDecodes(redis, lasts_ms=round(1000 * config.decode_timeout_s)),
+        theta=config.decoder_theta,
         decoders=orchestrator.cluster.decoders,
         evict=orchestrator.evictions.evict_chunk,
         clock=clock,

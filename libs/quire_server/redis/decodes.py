@@ -1,0 +1,123 @@
+"""Which decoder makes which image at this moment, for all orchestrators together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, cast
+
+import redis.asyncio as redis
+
+from quire_server.redis.connection import metadata_errors
+from quire_server.redis.scripts import script
+
+_PREFIX: Final = "quire:{decodes}:"
+_TICKET_BITS: Final = 62
+
+
+class Candidate(NamedTuple):
+    """A decoder that may be asked.
+
+    Attributes:
+        node_id: Its name.
+        build: What its images depend on: only decoders of one build stand in for each other.
+        devices: Decodes that run at once.
+        queued: Requests that it has by its own report.
+    """
+
+    node_id: str
+    build: str
+    devices: int
+    queued: int
+
+
+class Choice(NamedTuple):
+    """The decoder of a request, which counts as running there until its ticket ends.
+
+    Attributes:
+        ticket: Ends it.
+        runner: Who is asked, a position among the candidates.
+        owner: In whose cache the image is kept, likewise.
+        joined: The record is being decoded there already.
+    """
+
+    ticket: int
+    runner: int
+    owner: int
+    joined: bool
+
+
+class RunningDecodes:
+    """A sorted set of tickets for each decoder and for each record that is being decoded.
+
+    They lie in one slot of a Redis Cluster, so that each request is one script. A ticket that is not ended, as its
+    orchestrator died, ends by itself after `lasts_ms`. A decoder that failed is passed over for `failed_ms`.
+    """
+
+    def __init__(self, client: redis.Redis, *, lasts_ms: int, failed_ms: int = 3_000) -> None:
+        self._client = client
+        self._lasts_ms = lasts_ms
+        self._failed_ms = failed_ms
+        self._route = client.register_script(script("decodes_route"))
+
+    async def route(self, record_name: bytes, candidates: Sequence[Candidate], theta: int) -> Choice:
+        """Choose a decoder and count the request there.
+
+        Args:
+            record_name: The record to be decoded, 32 bytes.
+            candidates: One at least, the strongest claim on the record first.
+            theta: Requests for each device of the owner above which another decoder is asked.
+
+        Raises:
+            MetadataUnavailable: Redis does not answer.
+        """
+        ticket = secrets.randbits(_TICKET_BITS)
+        keys = [f"{_PREFIX}record:{record_name.hex()}", self._ticket(ticket)]
+        args: list[str | int] = [ticket, theta, self._lasts_ms]
+        for one in candidates:
+            keys += [self._decoder(one.node_id), self._failed(one.node_id)]
+            args += [one.node_id, one.build, one.devices, one.queued]
+        async with metadata_errors():
+            runner, owner, joined = await self._route(keys=keys, args=args)
+        return Choice(ticket, runner - 1, owner - 1, bool(joined))
+
+    async def finish(self, ticket: int, *, failed: bool = False) -> bool:
+        """End a ticket; whether it was known. `failed`: its decoder did not answer.
+
+        Raises:
+            MetadataUnavailable: Redis does not answer.
+        """
+        async with metadata_errors():
+            place = cast("bytes | None", await self._client.getdel(self._ticket(ticket)))
+            if place is None:
+                return False
+            record, node_id = place.decode().split(" ", 1)
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.zrem(record, f"{ticket}:{node_id}")
+            pipeline.zrem(self._decoder(node_id), ticket)
+            if failed:
+                pipeline.set(self._failed(node_id), 1, px=self._failed_ms)
+            await pipeline.execute()
+        return True
+
+    async def failed(self, node_ids: Iterable[str]) -> None:
+        """Pass over decoders that did not answer.
+
+        Raises:
+            MetadataUnavailable: Redis does not answer.
+        """
+        async with metadata_errors():
+            for node_id in node_ids:
+                await self._client.set(self._failed(node_id), 1, px=self._failed_ms)
+
+    @staticmethod
+    def _ticket(ticket: int) -> str:
+        return f"{_PREFIX}ticket:{ticket}"
+
+    @staticmethod
+    def _decoder(node_id: str) -> str:
+        return f"{_PREFIX}decoder:{node_id}"
+
+    @staticmethod
+    def _failed(node_id: str) -> str:
+        return f"{_PREFIX}failed:{node_id}"
