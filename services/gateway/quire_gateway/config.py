@@ -37,6 +37,9 @@ class GatewayConfig(MemberConfig):
     s3_encrypted: bool = setting(
         False, "the object tier encrypts its bytes: clients may ask for SSE-S3 (AES256), and are answered so"
     )
+    s3_public: bool = setting(
+        False, "tenants may let anyone read a bucket (x-amz-acl: public-read), as /TENANT:BUCKET, without a signature"
+    )
     s3_upload_days: float = setting(7.0, "age at which unfinished multipart uploads are aborted; 0: never", minimum=0)
     s3_requests_max: int = setting(
         512, "S3 requests at a time, which tenants share; more are answered with SlowDown", minimum=1

@@ -52,7 +52,7 @@ ONLY: Final[Mapping[str, frozenset[str]]] = {
     "x-amz-bucket-object-lock-enabled": frozenset({"false"}),
     "x-amz-object-ownership": frozenset({"BucketOwnerEnforced"}),
     "x-amz-storage-class": frozenset({"STANDARD"}),
-    "x-amz-acl": frozenset({"private"}),
+    "x-amz-acl": frozenset({"private", "public-read"}),
     "x-amz-tagging-directive": frozenset({"COPY", "REPLACE"}),
     ENCRYPTION: frozenset({"AES256"}),
 }

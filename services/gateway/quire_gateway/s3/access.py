@@ -21,10 +21,10 @@ _NOBODY: Final = secrets.token_hex(20)
 
 @dataclass(frozen=True, slots=True)
 class S3Caller:
-    """Signer of a request, with the key."""
+    """Signer of a request, with the key; without `signing`, anyone who reads a public bucket (`public`)."""
 
     key: AccessKey
-    signing: Signing
+    signing: Signing | None
     payload_hash: str
 
     def tenant_of(self, bucket: str) -> str:

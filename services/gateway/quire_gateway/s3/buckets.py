@@ -14,10 +14,10 @@ from quire.model.buckets import NULL_VERSION, MultipartUpload, StoredObject
 from quire.model.errors import QuireError
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
-from quire_gateway.s3 import xml
+from quire_gateway.s3 import public, xml
 from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.backends import Backends
-from quire_gateway.s3.call import Call, check_bucket_name, check_key, checked_version
+from quire_gateway.s3.call import PUBLIC_READ, Call, check_bucket_name, check_key, checked_version
 from quire_gateway.s3.deletions import DeleteConditions, delete
 from quire_gateway.s3.listing import ObjectListing, list_objects, list_versions
 from quire_gateway.s3.objects import xml_answer
@@ -73,6 +73,8 @@ class BucketRequests:
             raise S3Error(
                 "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"
             )
+        if new and call.header("x-amz-acl"):
+            await self._set_acl(call, tenant, call.bucket)
         return web.Response(headers={"Location": f"/{call.bucket}"})
 
     async def head(self, call: Call) -> web.StreamResponse:
@@ -96,16 +98,25 @@ class BucketRequests:
         return xml_answer(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
 
     async def acl(self, call: Call) -> web.StreamResponse:
-        """GetBucketAcl: always `private`."""
+        """GetBucketAcl: `private`, or `public-read`."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
         await backend.check_there()
-        return xml_answer(xml.private_policy(backend.place[0]))
+        acl = (await self._backends.buckets.settings(*backend.place)).get(public.SETTING, b"")
+        return xml_answer(xml.access_policy(backend.place[0], public=acl == PUBLIC_READ.encode()))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
-        """PutBucketAcl: the canned one that every bucket has; others were refused already."""
-        await self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN).check_there()
-        await call.check_private()
+        """PutBucketAcl: `private`, or `public-read`; others were refused already."""
+        backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
+        await backend.check_there()
+        await call.check_canned()
+        await self._set_acl(call, *backend.place)
         return web.Response()
+
+    async def _set_acl(self, call: Call, tenant: str, bucket: str) -> None:
+        acl = call.header("x-amz-acl")
+        setting = acl.encode() if acl == PUBLIC_READ else b""
+        if not await self._backends.buckets.set(tenant, bucket, public.SETTING, setting):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
         """ListObjects."""

@@ -22,6 +22,8 @@ from quire_gateway.s3.checksums import PREFIX, BodyChecks
 from quire_gateway.s3.declared import Described
 from quire_gateway.s3.tagging import tags_of_header
 
+PUBLIC_READ: Final = "public-read"
+"""The canned ACL of a bucket that anyone may read."""
 KEY_BYTES_MAX: Final = 1024
 BODY_BYTES_MAX: Final = 5 << 30
 XML_BYTES_MAX: Final = 1 << 20
@@ -42,7 +44,7 @@ _KEPT: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """`bucket`, `key`: "" for none. `query`: decoded, the last of each name."""
+    """`bucket`, `key`: "" for none. `tenant`: of TENANT:BUCKET. `query`: decoded, the last of each name."""
 
     http: web.BaseRequest
     signed: Request
@@ -50,6 +52,7 @@ class Call:
     key: str
     query: Mapping[str, str]
     request_id: str
+    tenant: str = ""
     caller: S3Caller = field(init=False)
     principal: Principal = field(init=False)
     admitted: Taken = field(init=False)
@@ -72,11 +75,20 @@ class Call:
     def conditions(self) -> Preconditions:
         return Preconditions.of(self.http.headers)
 
-    def check_acl(self) -> None:
-        """Only the canned ACL that everything has can be asked for. Raises `S3Error` NotImplemented."""
-        granted = any(name.lower().startswith("x-amz-grant-") for name in self.http.headers)
-        if granted or self.header("x-amz-acl") not in ("", "private"):
-            raise S3Error("NotImplemented", "Of ACLs there is only private; access keys have grants")
+    def check_acl(self, *, public: bool) -> None:
+        """Check the canned ACL that is asked for. `public`: buckets may be `public-read`.
+
+        Raises `S3Error` NotImplemented.
+        """
+        is_granted = any(name.lower().startswith("x-amz-grant-") for name in self.http.headers)
+        acls = {self.header("x-amz-acl"), self.query.get("x-amz-acl", "")} - {"", "private"}
+        if acls == {PUBLIC_READ} and self.header("x-amz-acl") and self.bucket and not self.key and not is_granted:
+            if not public:
+                raise S3Error("NotImplemented", "Public buckets are not allowed here (QUIRE_GATEWAY_S3_PUBLIC)")
+        elif is_granted or acls:
+            raise S3Error(
+                "NotImplemented", "Of ACLs there is private, and public-read of buckets; access keys have grants"
+            )
 
     def check_owner(self) -> None:
         """Check the owners that the client expects. Raises `S3Error` AccessDenied."""
@@ -87,10 +99,10 @@ class Call:
             if owner and bucket and owner != self.caller.tenant_of(bucket):
                 raise S3Error("AccessDenied", f"The bucket's owner is not {name}")
 
-    async def check_private(self) -> None:
-        """Check a request that sets an ACL. Raises `S3Error` for another one than `private`."""
+    async def check_canned(self) -> None:
+        """Check a request that sets an ACL. Raises `S3Error` for one that is not a canned one, as `x-amz-acl`."""
         if await self.xml():
-            raise S3Error("NotImplemented", "Of ACLs there is only private, as x-amz-acl; access keys have grants")
+            raise S3Error("NotImplemented", "ACLs are canned ones here, as x-amz-acl; access keys have grants")
         if not self.header("x-amz-acl"):
             raise S3Error("InvalidRequest", "A request to set an ACL needs x-amz-acl")
 
@@ -210,7 +222,9 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
     else:
         bucket, _, key = path.removeprefix("/").partition("/")
     check_key(key)
-    return Call(http=http, signed=signed, bucket=bucket, key=key, query=dict(parameters(query)), request_id=request_id)
+    tenant, _, bucket = bucket.rpartition(":")
+    asked = dict(parameters(query))
+    return Call(http=http, signed=signed, bucket=bucket, key=key, query=asked, request_id=request_id, tenant=tenant)
 
 
 def check_key(key: str) -> None:

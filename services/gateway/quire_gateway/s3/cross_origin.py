@@ -17,13 +17,15 @@ from quire_gateway.s3.cors import (
     read_cors,
 )
 from quire_gateway.s3.ports import Buckets
+from quire_gateway.s3.public import PublicBuckets
 
 
 class CrossOrigin:
     """Applies the CORS rules of buckets."""
 
-    def __init__(self, buckets: Buckets, authenticator: Authenticator) -> None:
+    def __init__(self, buckets: Buckets, authenticator: Authenticator, public: PublicBuckets) -> None:
         self._buckets = buckets
+        self._public = public
         self._authenticator = authenticator
 
     async def answer(self, call: Call) -> web.StreamResponse:
@@ -32,16 +34,25 @@ class CrossOrigin:
         if not origin or method not in METHODS:
             raise forbidden("a preflight has an Origin and an Access-Control-Request-Method")
         headers = asked_headers(call.http.headers)
-        key = await self._authenticator.claimed_key(call.signed)
-        if key is None or not call.bucket:
+        tenant = await self._tenant(call)
+        if not tenant or not call.bucket:
             return web.Response(headers=answer_to_anyone(origin, method, headers))
-        rule = allowing(await self._rules(tenant_of(key, call.bucket), call.bucket), origin, method, headers)
+        rule = allowing(await self._rules(tenant, call.bucket), origin, method, headers)
         if rule is None:
             raise forbidden("This CORS request is not allowed")
         answer = rule.answer(origin)
         if headers:
             answer["Access-Control-Allow-Headers"] = ", ".join(headers)
         return web.Response(headers=answer)
+
+    async def _tenant(self, call: Call) -> str:
+        """Return whose bucket a preflight is for, if that is known. Raises `S3Error` AccessForbidden."""
+        if call.tenant:
+            if not await self._public.is_public(call.tenant, call.bucket):
+                raise forbidden("This CORS request is not allowed")
+            return call.tenant
+        key = await self._authenticator.claimed_key(call.signed)
+        return tenant_of(key, call.bucket) if key is not None else ""
 
     async def check(self, call: Call) -> None:
         """Add the CORS headers to the answer.

@@ -27,6 +27,7 @@ from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.cross_origin import CrossOrigin
 from quire_gateway.s3.objects import ObjectRequests
+from quire_gateway.s3.public import PublicBuckets
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 from quire_gateway.s3.settings import BucketSettings
 from quire_server import tasks
@@ -124,7 +125,8 @@ class S3Frontend:
         self._handlers |= {name: partial(method, objects) for name, method in OF_OBJECTS.items()}
         settings = BucketSettings(backends, config.s3_encrypted)
         self._handlers |= {name: partial(method, settings) for name, method in OF_SETTINGS.items()}
-        self._cross_origin = CrossOrigin(backends.buckets, authenticator)
+        self._public = PublicBuckets(backends.buckets, config.s3_public)
+        self._cross_origin = CrossOrigin(backends.buckets, authenticator, self._public)
         # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
         self._by_rdma: list[tuple[str, str, str, Handler]] = [
             ("object", "GET", TOKEN, rdma.get),
@@ -184,10 +186,12 @@ class S3Frontend:
                 if call.method == "OPTIONS":
                     response = await self._cross_origin.answer(call)
                 else:
-                    call.caller = await self._authenticator.caller(call.signed)
+                    anyone = await self._public.caller(call)
+                    call.caller = anyone or await self._authenticator.caller(call.signed)
                     call.principal = self._admission.principal(call.caller.key)
                     await self._cross_origin.check(call)
                     operation, handler, by_rdma = self._operation(call)
+                    self._public.check(call, operation, by_rdma)
                     span.set_attribute("quire.operation", operation.name)
                     if self._config.s3_encrypted and operation.name in _SAYS_ENCRYPTED:
                         call.shared_headers[ENCRYPTION] = "AES256"
@@ -235,7 +239,7 @@ class S3Frontend:
             S3Error: NotImplemented, MethodNotAllowed; AccessDenied if the owner is not the one that the client expects.
         """
         level = "object" if call.key else "bucket" if call.bucket else "service"
-        call.check_acl()
+        call.check_acl(public=self._config.s3_public)
         call.check_owner()
         if call.header(ENCRYPTION) and not self._config.s3_encrypted:
             raise S3Error("NotImplemented", f"{ENCRYPTION}: nothing here says that the object tier encrypts")

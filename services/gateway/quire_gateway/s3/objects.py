@@ -172,12 +172,12 @@ class ObjectRequests:
         """GetObjectAcl: always `private`."""
         backend = self._backends.object_backend(call.caller, call.bucket, call.key, AccessLevel.READ)
         await find(backend, call)
-        return xml_answer(xml.private_policy(backend.place[0]))
+        return xml_answer(xml.access_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """PutObjectAcl: the canned one that everything has; others were refused already."""
         await find(self._object_backend(call), call)
-        await call.check_private()
+        await call.check_canned()
         return web.Response()
 
     async def attributes(self, call: Call) -> web.StreamResponse:

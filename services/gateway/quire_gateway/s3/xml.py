@@ -20,6 +20,7 @@ from quire_gateway.core.s3_errors import S3Error
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 DELETE_KEYS_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
+_ALL_USERS: Final = "http://acs.amazonaws.com/groups/global/AllUsers"
 _CHECKSUM: Final = "Checksum"
 _CONTROL: Final = re.compile(rb"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));|([\x00-\x08\x0b\x0c\x0e-\x1f])")
 _OF_DELETE: Final = ("VersionId", "ETag", "LastModifiedTime", "Size")
@@ -58,13 +59,17 @@ def encoded(text: str, encoding_type: str) -> str:
     return quote(text, safe="/-_.~*") if encoding_type == "url" else text
 
 
-def private_policy(tenant: str) -> bytes:
-    """The AccessControlPolicy of the canned ACL `private`: all of it is the owner's."""
+def access_policy(tenant: str, *, public: bool = False) -> bytes:
+    """The AccessControlPolicy of the canned ACL `private`: all of it is the owner's; `public`: of `public-read`."""
     owner = [("ID", tenant), ("DisplayName", tenant)]
-    grant = [("Grantee", owner), ("Permission", "FULL_CONTROL")]
-    raw = document("AccessControlPolicy", [("Owner", owner), ("AccessControlList", [("Grant", grant)])])
-    kind = b'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser">'
-    return raw.replace(b"<Grantee>", kind)
+    grants = [("Grant", [("Grantee", owner), ("Permission", "FULL_CONTROL")])]
+    if public:
+        grants.append(("Grant", [("Grantee", [("URI", _ALL_USERS)]), ("Permission", "READ")]))
+    raw = document("AccessControlPolicy", [("Owner", owner), ("AccessControlList", grants)])
+    for kind, first in (("CanonicalUser", b"<ID>"), ("Group", b"<URI>")):
+        typed = f'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="{kind}">'.encode()
+        raw = raw.replace(b"<Grantee>" + first, typed + first)
+    return raw
 
 
 def error_document(error: S3Error, resource: str, request_id: str) -> bytes:
