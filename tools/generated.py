@@ -1,6 +1,6 @@
 """Code and files that are made from others: the names of all variables, from the services' configuration classes;
 the alerts of the Helm chart, from observability/alerts.yaml; the chart's schema, from its values; the blocking client's
-calls, from `QuireClient`.
+calls, from `AsyncClient`.
 
 python tools/generated.py            write them
 python tools/generated.py --check    status 1 if one says something else

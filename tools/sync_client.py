@@ -1,4 +1,4 @@
-"""The blocking calls of `SyncClient`, made from `QuireClient`: each runs the coroutine on the client's loop."""
+"""The blocking calls of `Client`, made from `AsyncClient`: each runs the coroutine on the client's loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SOURCE, MADE = CLIENT / "client.py", CLIENT / "blocking" / "calls.py"
 WRAPPED: Final = {"Delivery": "SyncDelivery", "Retrieval": "SyncRetrieval", "StoreSession": "SyncStoreSession"}
 """Results that have coroutines themselves, and their blocking forms."""
 OWN: Final = frozenset({"start", "close"})
-"""What `SyncClient` does in its own way."""
-HEAD: Final = '''"""Calls of `SyncClient`. Made of `QuireClient` by `make generated`; do not edit."""
+"""What `Client` does in its own way."""
+HEAD: Final = '''"""Calls of `Client`. Made of `AsyncClient` by `make generated`; do not edit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.client.blocking.transfers import {wrapped}
 
 
 class SyncCalls(SyncLoop):
-    """Methods as in `QuireClient`, blocking; safe from any thread."""
+    """Methods as in `AsyncClient`, blocking; safe from any thread."""
 
 '''
 
@@ -32,7 +32,7 @@ class SyncCalls(SyncLoop):
 def text() -> str:
     """Return the module's text."""
     tree = ast.parse(SOURCE.read_text())
-    client = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "QuireClient")
+    client = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AsyncClient")
     calls = [
         node
         for node in client.body

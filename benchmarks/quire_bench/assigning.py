@@ -21,7 +21,7 @@ import typer
 import uvloop
 from rich.progress import track
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.assignment import Engine, EngineTable
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
@@ -230,7 +230,7 @@ async def _latencies(
     ]
     questions = (keys, prompt_tokens, many), (keys.run(0, 1), 2 * layout.chunk_tokens, many[:1])
     times: tuple[list[float], list[float]] = ([], [])
-    async with QuireClient(cluster.gateway_address, transport=data_plane(OFF)) as client:
+    async with AsyncClient(cluster.gateway_address, transport=data_plane(OFF)) as client:
         await fill(client, namespace, keys)
         for number in range(rounds + _WARM):
             for question, into in zip(questions, times, strict=True):

@@ -22,7 +22,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from quire.client import Buffer, Lookup, QuireClient
+from quire.client import AsyncClient, Buffer, Lookup
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -139,7 +139,7 @@ async def _rounds(
     layer_bytes = chunks * layout.slice_bytes
     async with AsyncExitStack() as stack:
         plane = data_plane(shared_memory)
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=plane))
+        client = await stack.enter_async_context(AsyncClient(cluster.gateway_address, transport=plane))
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.LOCAL if tier == "drives" else Durability.MEMORY)
         device = None
@@ -175,7 +175,7 @@ async def _rounds(
     return times
 
 
-async def _deliver(client: QuireClient, found: Lookup, target: Buffer) -> float:
+async def _deliver(client: AsyncClient, found: Lookup, target: Buffer) -> float:
     """Seconds until the last layer of what is leased."""
     started = time.perf_counter()
     delivery = await client.fetch(found, target, order=DeliveryOrder.LAYERWISE)
@@ -187,7 +187,7 @@ async def _deliver(client: QuireClient, found: Lookup, target: Buffer) -> float:
     return seconds
 
 
-async def _retrieve(client: QuireClient, namespace: Namespace, keys: ChunkKeys, target: Buffer) -> float:
+async def _retrieve(client: AsyncClient, namespace: Namespace, keys: ChunkKeys, target: Buffer) -> float:
     """Seconds until the first layer of what is yet to be looked up."""
     started = time.perf_counter()
     retrieval = await client.retrieve(namespace, keys, target, order=DeliveryOrder.LAYERWISE)
@@ -200,7 +200,7 @@ async def _retrieve(client: QuireClient, namespace: Namespace, keys: ChunkKeys, 
     return seconds
 
 
-async def _drive_share(client: QuireClient) -> float:
+async def _drive_share(client: AsyncClient) -> float:
     """Of the chunks that were asked for, as far as the storage node's heartbeats have told."""
     await asyncio.sleep(_HEARTBEATS_S)
     (node,) = [node for node in (await client.status()) if node.role is Role.STORAGE]

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -23,7 +23,7 @@ def llama_layout(layers: int, chunk_tokens: int) -> KvLayout:
 
 
 async def fill(
-    client: QuireClient, namespace: Namespace, keys: ChunkKeys, durability: Durability = Durability.MEMORY
+    client: AsyncClient, namespace: Namespace, keys: ChunkKeys, durability: Durability = Durability.MEMORY
 ) -> None:
     """Store random chunks, some at a time."""
     chunks = len(keys)
@@ -35,6 +35,6 @@ async def fill(
         upto = keys.run(0, min(chunks, first + step))
         session = await client.store(namespace, upto, first, buffer, durability=durability)
         for layer in range(layout.num_layers):
-            session.layer_produced(layer)
-        await session.finish()
+            session.layer_ready(layer)
+        await session.commit()
     buffer.close()

@@ -20,7 +20,7 @@ import typer
 import uvloop
 from rich.progress import track
 
-from quire.client import Buffer, QuireClient
+from quire.client import AsyncClient, Buffer
 from quire.client.retrieval import Retrieval
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
@@ -90,7 +90,7 @@ async def _rounds(cluster: LocalCluster, layout: KvLayout, chunks: int, window_s
     draw, layer_bytes = np.random.default_rng(5), chunks * layout.slice_bytes
     async with AsyncExitStack() as stack:
         producer, consumer = [
-            await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=data_plane(OFF)))
+            await stack.enter_async_context(AsyncClient(cluster.gateway_address, transport=data_plane(OFF)))
             for _ in range(2)
         ]
         source, target = (client.allocate(layout.payload_bytes(chunks)) for client in (producer, consumer))
@@ -117,8 +117,8 @@ def _keys(namespace: Namespace, chunks: int, draw: np.random.Generator) -> Chunk
 class _Pair:
     """A producer and a consumer of one prefix."""
 
-    producer: QuireClient
-    consumer: QuireClient
+    producer: AsyncClient
+    consumer: AsyncClient
     source: Buffer
     target: Buffer
     namespace: Namespace
@@ -160,8 +160,8 @@ class _Pair:
     async def _produce(self, session: Any) -> None:
         for layer in range(self.namespace.layout.num_layers):
             await asyncio.sleep(self.window_s)
-            session.layer_produced(layer)
-        await session.finish()
+            session.layer_ready(layer)
+        await session.commit()
 
     async def _retrieve(self, keys: ChunkKeys, follow_s: float) -> Retrieval:
         return await self.consumer.retrieve(

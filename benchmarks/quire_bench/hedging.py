@@ -13,7 +13,7 @@ import numpy as np
 import uvloop
 from rich.progress import track
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.layout import KvLayout
@@ -48,7 +48,7 @@ async def _loads(cold: ColdCluster, layout: KvLayout, chunks: int, loads: int) -
     namespace = Namespace("bench", "1", layout)
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     ours, bare = list[float](), list[float]()
-    async with QuireClient(cold.cluster.gateway_address) as client:
+    async with AsyncClient(cold.cluster.gateway_address) as client:
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.OBJECT)
         store = open_bare(cold.place, cold.endpoint)

@@ -19,7 +19,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from quire.client import Buffer, QuireClient
+from quire.client import AsyncClient, Buffer
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
@@ -111,7 +111,7 @@ def _prefix(nodes: int, budget: int, chunks: int, rounds: int) -> tuple[float, i
 
 
 async def _deliveries(gateway: str, chunks: int, rounds: int) -> tuple[float, int]:
-    async with QuireClient(gateway, timeout_s=300) as client:
+    async with AsyncClient(gateway, timeout_s=300) as client:
         keys, stored = await _store(client, chunks)
         buffer, times = client.allocate(_LAYOUT.payload_bytes(chunks)), list[float]()
         for _ in range(rounds):
@@ -137,7 +137,7 @@ def _crowd(budget: int, hot_share: float, clients: int, at_once: int, chunks: in
 
 
 async def _many(gateway: str, clients: int, at_once: int, chunks: int, *, wait: bool) -> _Crowd:
-    async with QuireClient(gateway, timeout_s=300) as client:
+    async with AsyncClient(gateway, timeout_s=300) as client:
         keys, stored = await _store(client, chunks)
         crowd, left = _Crowd(), iter(range(clients))
         watching = asyncio.create_task(_watch(client, crowd))
@@ -162,18 +162,18 @@ async def _many(gateway: str, clients: int, at_once: int, chunks: int, *, wait: 
         return crowd
 
 
-async def _watch(client: QuireClient, crowd: _Crowd) -> None:
+async def _watch(client: AsyncClient, crowd: _Crowd) -> None:
     while True:
         crowd.holders.append(1 + await _copies(client))
         await asyncio.sleep(1.0)
 
 
-async def _copies(client: QuireClient) -> int:
+async def _copies(client: AsyncClient) -> int:
     nodes = await client.status()
     return int(sum(node.stats.get("hot copies", 0) for node in nodes if node.role is Role.STORAGE))
 
 
-async def _store(client: QuireClient, chunks: int) -> tuple[ChunkKeys, bytes]:
+async def _store(client: AsyncClient, chunks: int) -> tuple[ChunkKeys, bytes]:
     """Store a prefix; its keys, and the bytes of its first layer."""
     keys = block_keys(_SPACE, list(range(chunks * _LAYOUT.chunk_tokens)), HashAlgorithm.BLAKE3)
     buffer = client.allocate(_LAYOUT.payload_bytes(chunks))
@@ -183,13 +183,13 @@ async def _store(client: QuireClient, chunks: int) -> tuple[ChunkKeys, bytes]:
     first = bytes(buffer.view[: chunks * _LAYOUT.slice_bytes])
     session = await client.store(_SPACE, keys, 0, buffer, durability=Durability.MEMORY)
     for layer in range(_LAYOUT.num_layers):
-        session.layer_produced(layer)
-    await session.finish()
+        session.layer_ready(layer)
+    await session.commit()
     buffer.close()
     return keys, first
 
 
-async def _fetch(client: QuireClient, keys: ChunkKeys, buffer: Buffer) -> float:
+async def _fetch(client: AsyncClient, keys: ChunkKeys, buffer: Buffer) -> float:
     """Look up and fetch all of it, layer by layer; seconds."""
     started = time.perf_counter()
     found = await client.lookup(_SPACE, keys, lease_ttl_ms=60_000)

@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
@@ -75,11 +75,11 @@ async def _measure(cluster: LocalCluster, auth: str, context: int, chunk_tokens:
     namespace = _namespace(chunk_tokens, salt)
     keys = block_keys(namespace, list(range(context)))
     present = keys.run(0, int(len(keys) * _HIT))
-    async with QuireClient(cluster.gateway_address, token=token) as client:
+    async with AsyncClient(cluster.gateway_address, token=token) as client:
         buffer = client.allocate(namespace.layout.payload_bytes(len(present)))
         session = await client.store(namespace, present, 0, buffer, durability=Durability.MEMORY)
-        session.layer_produced(0)
-        await session.finish()
+        session.layer_ready(0)
+        await session.commit()
         await _lookups(client, namespace, keys, 30)
         processor = ProcessorTime(cluster)
         seconds, index_us = await _lookups(client, namespace, keys, rounds)
@@ -115,14 +115,14 @@ async def _measure(cluster: LocalCluster, auth: str, context: int, chunk_tokens:
 
 async def _first(cluster: LocalCluster, token: str, namespace: Namespace, keys: ChunkKeys) -> float:
     """Seconds of the first look-up of a client, which cannot know where the prefix ends."""
-    async with QuireClient(cluster.gateway_address, token=token) as client:
+    async with AsyncClient(cluster.gateway_address, token=token) as client:
         await client.lookup(namespace, ChunkKeys(b""), lease_ttl_ms=0)  # its session is open then
         seconds, _ = await _lookups(client, namespace, keys, 1)
         return seconds[0]
 
 
 async def _lookups(
-    client: QuireClient, namespace: Namespace, keys: ChunkKeys, rounds: int, *, pause_s: float = 0.0
+    client: AsyncClient, namespace: Namespace, keys: ChunkKeys, rounds: int, *, pause_s: float = 0.0
 ) -> tuple[list[float], list[float]]:
     seconds, index_us = [], []
     for _ in range(rounds):
@@ -136,7 +136,7 @@ async def _lookups(
 
 
 async def _ranks(
-    client: QuireClient, keys: ChunkKeys, salt: bytes, chunk_tokens: int, rounds: int
+    client: AsyncClient, keys: ChunkKeys, salt: bytes, chunk_tokens: int, rounds: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of a look-up for all ranks of an engine, of which one keeps its blocks: together, and concurrently."""
     shards = [(_namespace(chunk_tokens, salt), keys)]
@@ -154,7 +154,7 @@ async def _ranks(
     return together, apart
 
 
-async def _saturate(client: QuireClient, namespace: Namespace, keys: ChunkKeys, clients: int) -> float:
+async def _saturate(client: AsyncClient, namespace: Namespace, keys: ChunkKeys, clients: int) -> float:
     """Look-ups per second with `clients` of them under way at any time."""
     end = time.perf_counter() + _SATURATION_S
 

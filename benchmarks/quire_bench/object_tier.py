@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from quire.client import Buffer, QuireClient
+from quire.client import AsyncClient, Buffer
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
@@ -93,7 +93,7 @@ async def _rounds(cold: ColdCluster, layout: KvLayout, chunks: int, rounds: int)
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cold.cluster.gateway_address))
+        client = await stack.enter_async_context(AsyncClient(cold.cluster.gateway_address))
         target = client.allocate(layout.payload_bytes(chunks))
         await fill(client, namespace, keys, Durability.OBJECT)
         store = open_bare(cold.place, cold.endpoint)
@@ -117,7 +117,7 @@ async def _rounds(cold: ColdCluster, layout: KvLayout, chunks: int, rounds: int)
 
 
 async def deliver_cold(
-    client: QuireClient, namespace: Namespace, keys: ChunkKeys, target: Buffer
+    client: AsyncClient, namespace: Namespace, keys: ChunkKeys, target: Buffer
 ) -> tuple[float, float]:
     """Seconds until the first layer and until the last, look-up included."""
     started = time.perf_counter()

@@ -20,7 +20,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from quire.client import Buffer, QuireClient
+from quire.client import AsyncClient, Buffer
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
@@ -99,7 +99,7 @@ async def _rounds(
 ) -> _Times:
     times, payload = _Times(), layout.payload_bytes(chunks)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=data_plane(shared)))
+        client = await stack.enter_async_context(AsyncClient(cluster.gateway_address, transport=data_plane(shared)))
         source = client.allocate(payload)
         assert source.view is not None
         source.view[:] = np.random.default_rng(3).integers(0, 256, payload, dtype=np.uint8)
@@ -117,13 +117,13 @@ async def _rounds(
     return times
 
 
-async def _store(client: QuireClient, level: Durability, namespace: Namespace, source: Buffer, chunks: int) -> float:
+async def _store(client: AsyncClient, level: Durability, namespace: Namespace, source: Buffer, chunks: int) -> float:
     """Seconds of one store, which is evicted afterwards."""
     layout = namespace.layout
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     started = time.perf_counter()
     session = await client.store(namespace, keys, 0, source, durability=level, complete=True)
-    summary = await session.finish()
+    summary = await session.commit()
     seconds = time.perf_counter() - started
     assert summary.stored_chunks == chunks, "the store lost chunks"
     await client.evict(namespace, keys)

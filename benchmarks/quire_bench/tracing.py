@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from rich.progress import track
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace, block_keys
@@ -98,12 +98,12 @@ async def _serve(gateway: str) -> None:
     configure("engine")
     namespace = Namespace("bench tracing", "1", _LAYOUT)
     keys = block_keys(namespace, list(range(_CHUNKS * _LAYOUT.chunk_tokens)))
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         buffer = client.allocate(_LAYOUT.payload_bytes(_CHUNKS))
         session = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
         for layer in range(_LAYOUT.num_layers):
-            session.layer_produced(layer)
-        await session.finish()
+            session.layer_ready(layer)
+        await session.commit()
         await session.quiesced(10)
         while line := await asyncio.to_thread(sys.stdin.readline):
             started = time.perf_counter()

@@ -22,7 +22,7 @@ import grpc
 import typer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire_tools.router.choice import Candidate, Choice
 from quire_tools.router.engine import RoutedEngine
 from quire_tools.router.health import Health
@@ -177,7 +177,7 @@ async def serve(settings: RouterSettings) -> None:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         client = None
         if settings.gateway:
-            client = await stack.enter_async_context(QuireClient(settings.gateway, token=settings.token))
+            client = await stack.enter_async_context(AsyncClient(settings.gateway, token=settings.token))
         engines = [RoutedEngine(address, settings.down_after_s) for address in settings.engines]
         server, checks = grpc.aio.server(), health.aio.HealthServicer()
         picker = EndpointPicker(engines, Choice(client, settings), Tokenizer(session, {}))

@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 from rich.progress import track
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -64,7 +64,7 @@ async def _run(
     object_tier: bool,
 ) -> tuple[Report, int]:
     times: dict[int, tuple[float, float]] = {}
-    async with QuireClient(gateway, timeout_s=120) as client:
+    async with AsyncClient(gateway, timeout_s=120) as client:
         namespace = Namespace("quire calibrate", "1", layout, _SALT)
         paths = QuirePaths(client, namespace, sizes[-1] * layout.chunk_tokens)
         await paths.store(Durability.OBJECT if object_tier else Durability.MEMORY)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, Lookup, QuireClient
+from quire.client import AsyncClient, Buffer, Lookup
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing
@@ -55,7 +55,7 @@ async def consume(arrival: Callable[[int], Awaitable[float]], layers: int, windo
 class QuirePaths:
     """KV in the cluster: delivered whole (S3Batch-CW) or layer by layer (S3Agg-LW)."""
 
-    def __init__(self, client: QuireClient, namespace: Namespace, tokens: int) -> None:
+    def __init__(self, client: AsyncClient, namespace: Namespace, tokens: int) -> None:
         self._client = client
         self.namespace = namespace
         self.keys = block_keys(namespace, list(range(tokens)), HashAlgorithm.BLAKE3)
@@ -73,8 +73,8 @@ class QuirePaths:
             upto = keys.run(0, min(len(keys), first + step))
             session = await self._client.store(self.namespace, upto, first, buffer, durability=durability)
             for layer in range(layout.num_layers):
-                session.layer_produced(layer)
-            await session.finish()
+                session.layer_ready(layer)
+            await session.commit()
         buffer.close()
 
     async def is_stored(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import QuireError, by_code
 from tests.chaos import history
@@ -43,7 +43,7 @@ class Worker:
         self._seed = int(job["seed"])
         self._objects: list[int] = []
 
-    async def work(self, client: QuireClient, stop: asyncio.Event) -> None:
+    async def work(self, client: AsyncClient, stop: asyncio.Event) -> None:
         while not stop.is_set():
             choice = self._random.random()
             if choice < 0.3 or not self._stored:
@@ -54,7 +54,7 @@ class Worker:
                 await self._object()
             await asyncio.sleep(self._random.uniform(0.0, 0.05))
 
-    async def _store(self, client: QuireClient) -> None:
+    async def _store(self, client: AsyncClient) -> None:
         self._next += 1
         prefix, chunks = self._next, self._random.randint(1, _CHUNKS_MAX)
         level = self._random.choice(_LEVELS)
@@ -70,7 +70,7 @@ class Worker:
             assert event.got == chunks, "a store that is acknowledged in part says so"
             self._stored[prefix] = chunks
 
-    async def _fetch(self, client: QuireClient) -> None:
+    async def _fetch(self, client: AsyncClient) -> None:
         prefix = self._random.choice(list(self._stored))
         chunks = self._stored[prefix]
 
@@ -166,7 +166,7 @@ async def main(job: dict[str, Any]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     stored: dict[int, int] = {}
-    async with QuireClient(job["gateway"], timeout_s=DEADLINE_S - 2) as client:
+    async with AsyncClient(job["gateway"], timeout_s=DEADLINE_S - 2) as client:
         workers = [Worker(job, index, stored).work(client, stop) for index in range(1, job["workers"] + 1)]
         await asyncio.gather(*workers)
 

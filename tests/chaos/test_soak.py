@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pytest
 import redis
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import QuireError
 from quire.model.hashing import engine_keys
 from quire.model.keys import ChunkKeys
@@ -97,7 +97,7 @@ async def _replay(cluster: LocalCluster) -> tuple[list[dict[str, tuple[float, in
     gate, done, failed = asyncio.Semaphore(AT_ONCE), 0, Counter[str]()
     started, rate = time.monotonic(), TRACE_S / SECONDS
 
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
 
         async def serve(request: Request) -> None:
             nonlocal done, failed

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import QuireError
 from quire.model.nodes import Node, Role
 from tests.chaos import history
@@ -25,14 +25,14 @@ _QUIET_S = 60.0
 
 async def main(file: Path, seed: int, job: dict[str, Any], levels: list[str]) -> list[str]:
     events = history.read(file)
-    async with QuireClient(job["gateway"], timeout_s=20) as client:
+    async with AsyncClient(job["gateway"], timeout_s=20) as client:
         wrong = await _promises(client, history.promised(events, levels), seed)
         wrong += await _quiet(client)
     wrong += await _objects(history.promised_objects(events), seed, job)
     return wrong + _leases(job["metrics"])
 
 
-async def _promises(client: QuireClient, promised: dict[int, Event], seed: int) -> list[str]:
+async def _promises(client: AsyncClient, promised: dict[int, Event], seed: int) -> list[str]:
     """Every acknowledged chunk is found and has its bytes; an index that is being rebuilt gets its time."""
     deadline, wrong = time.monotonic() + _QUIET_S, []
     for prefix, event in promised.items():
@@ -50,7 +50,7 @@ async def _promises(client: QuireClient, promised: dict[int, Event], seed: int) 
     return wrong
 
 
-async def _problem(client: QuireClient, seed: int, keys: Any, expected: Any) -> str:
+async def _problem(client: AsyncClient, seed: int, keys: Any, expected: Any) -> str:
     try:
         found = await client.lookup(history.namespace(seed), keys)
         if found.matched_chunks < len(keys):
@@ -65,7 +65,7 @@ async def _problem(client: QuireClient, seed: int, keys: Any, expected: Any) -> 
     return "" if np.array_equal(got, expected) else "other bytes"
 
 
-async def _quiet(client: QuireClient) -> list[str]:
+async def _quiet(client: AsyncClient) -> list[str]:
     """Every node is a member again, and nothing runs without a request."""
     deadline = time.monotonic() + _QUIET_S
     while True:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.errors import QuireError
 from tests.polling import until
 
@@ -24,7 +24,7 @@ def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProces
 def members() -> dict[str, str]:
     """Incarnations by name; none while the gateway does not answer."""
     try:
-        with SyncClient(GATEWAY, timeout_s=2) as client:
+        with Client(GATEWAY, timeout_s=2) as client:
             return {node.node_id: node.incarnation for node in client.status()}
     except QuireError:
         return {}

@@ -8,7 +8,7 @@ import urllib.request
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, FetchSummary, Lookup, QuireClient, StoreSummary
+from quire.client import AsyncClient, Buffer, FetchSummary, Lookup, StoreSummary
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace, block_keys
@@ -43,7 +43,7 @@ def random_payload(namespace: Namespace, chunks: int, seed: int = 0) -> npt.NDAr
 
 
 async def store(
-    client: QuireClient,
+    client: AsyncClient,
     namespace: Namespace,
     keys: ChunkKeys,
     payload: npt.NDArray[np.uint8],
@@ -58,15 +58,15 @@ async def store(
     buffer.view[:] = payload.reshape(-1)
     session = await client.store(namespace, keys, first, buffer, durability=durability, on_existing=on_existing)
     for layer in range(namespace.layout.num_layers):
-        session.layer_produced(layer)
+        session.layer_ready(layer)
     try:
-        return await session.finish()
+        return await session.commit()
     finally:
         buffer.close()
 
 
 async def fetch_all(
-    client: QuireClient, found: Lookup, order: DeliveryOrder = DeliveryOrder.LAYERWISE
+    client: AsyncClient, found: Lookup, order: DeliveryOrder = DeliveryOrder.LAYERWISE
 ) -> tuple[npt.NDArray[np.uint8], FetchSummary]:
     """Fetch what was found, layer by layer, each copied at the moment it is announced."""
     layout = found.namespace.layout

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import PeerLost
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys
@@ -22,11 +22,11 @@ async def main(folder: Path, devices: str) -> None:
     with LocalCluster(folder, arena_bytes=96 << 20, settings=settings) as cluster:
         print("up", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        async with asyncio.timeout(20), QuireClient(cluster.gateway_address) as client:
+        async with asyncio.timeout(20), AsyncClient(cluster.gateway_address) as client:
             print(await _store(client))
 
 
-async def _store(client: QuireClient) -> str:
+async def _store(client: AsyncClient) -> str:
     namespace = fresh_namespace()
     payload = random_payload(namespace, _CHUNKS)
     buffer = client.allocate(payload.nbytes)
@@ -38,8 +38,8 @@ async def _store(client: QuireClient) -> str:
         buffer.close()
         return str(error)
     for layer in range(namespace.layout.num_layers):
-        session.layer_produced(layer)
-    stored = (await session.finish()).stored_chunks
+        session.layer_ready(layer)
+    stored = (await session.commit()).stored_chunks
     await session.quiesced(15)
     buffer.close()
     return f"stored {stored}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.durability import Durability
 from quire.model.errors import TooManyRequests
 from quire.model.latents import LatentInfo, Normalisation, Vae
@@ -35,7 +35,7 @@ async def roll(
     """
     done: Counter[str] = Counter()
     stop = asyncio.Event()
-    async with QuireClient(cluster.gateway_address, timeout_s=20) as client:
+    async with AsyncClient(cluster.gateway_address, timeout_s=20) as client:
         images = ImageClient(client)
         namespace, payload = fresh_namespace(), random_payload(fresh_namespace(), CHUNKS)
         keys = some_keys(namespace, CHUNKS)

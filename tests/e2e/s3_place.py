@@ -16,7 +16,7 @@ import pytest
 import trustme
 from botocore.config import Config
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -76,14 +76,14 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
     key = await keys.create("alice", (AccessGrant("quire", "quire-kv", f"{SPACE.tag.hex()}/", AccessLevel.READ),))
     await redis.aclose()
     chunks = ChunkKeys(hashlib.sha256(b"a chunk").digest())
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         buffer = client.allocate(LAYOUT.chunk_bytes)
         assert buffer.view is not None
         buffer.view[:] = np.random.default_rng(1).integers(0, 256, buffer.length, dtype=np.uint8)
         session = await client.store(SPACE, chunks, 0, buffer, durability=Durability.OBJECT)
         for layer in range(LAYOUT.num_layers):
-            session.layer_produced(layer)
-        await session.finish()
+            session.layer_ready(layer)
+        await session.commit()
         return (key.name, keys.secret(key)), f"{SPACE.tag.hex()}/{chunks.at(0).hex()}", buffer.view.tobytes()
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.hashing import Namespace
 from quire.transport import OFF, data_plane
 from quire_server.redis import AccessKeys, connect
@@ -19,7 +19,7 @@ TOKENS = {"QUIRE_GATEWAY_AUTH": "tokens"}
 
 @dataclass(frozen=True)
 class Tenant:
-    client: QuireClient
+    client: AsyncClient
     images: ImageClient
     namespace: Namespace
     """One with the tenant's salt."""
@@ -43,7 +43,7 @@ async def two_tenants(
             key = await keys.create(name, grants, rdma=True)
             secret = keys.secret(key)
             transport = None if shared_memory else data_plane(OFF)
-            client = QuireClient(cluster.gateway_address, token=f"{key.name}:{secret}", transport=transport)
+            client = AsyncClient(cluster.gateway_address, token=f"{key.name}:{secret}", transport=transport)
             await stack.enter_async_context(client)
             return Tenant(client, ImageClient(client), namespace, (key.name, secret))
 

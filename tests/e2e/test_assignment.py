@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.assignment import Engine
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -13,7 +13,7 @@ from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 
 async def test_what_is_stored_and_what_engines_have_counts(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 200), random_payload(namespace, 200)
         tokens = 200 * namespace.layout.chunk_tokens + 8
@@ -31,7 +31,7 @@ async def test_what_is_stored_and_what_engines_have_counts(cluster: LocalCluster
 
 @pytest.mark.parametrize("tokens", [-1, 0, 10, 1 << 32])
 async def test_a_prompt_is_no_shorter_than_its_chunks(cluster: LocalCluster, tokens: int) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         with pytest.raises(InvalidRequest, match="prompt_tokens"):
             await client.assign(namespace, some_keys(namespace, 2), tokens, [Engine(name="a", tokens_per_s=1.0)])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.client import Lookup, QuireClient
+from quire.client import AsyncClient, Lookup
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import (
@@ -39,13 +39,13 @@ from quire_server.access.permits import member_permit
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
 
-Scene = tuple[QuireClient, Namespace, ChunkKeys, npt.NDArray[np.uint8], Lookup]
+Scene = tuple[AsyncClient, Namespace, ChunkKeys, npt.NDArray[np.uint8], Lookup]
 
 
 @pytest.fixture
 async def scene(cluster: LocalCluster) -> AsyncIterator[Scene]:
     """Twenty stored chunks and a lease. Afterwards they must still be there, whatever the test did."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload)
@@ -54,7 +54,7 @@ async def scene(cluster: LocalCluster) -> AsyncIterator[Scene]:
         assert np.array_equal((await fetch_all(client, found))[0], payload), "the node keeps serving"
 
 
-async def _refused(client: QuireClient, found: Lookup, kind: type[QuireError], match: str) -> None:
+async def _refused(client: AsyncClient, found: Lookup, kind: type[QuireError], match: str) -> None:
     """A fetch that must fail with `kind` before a byte is written, and give the buffer back."""
     buffer = client.allocate(found.namespace.layout.payload_bytes(len(found.keys)))
     assert buffer.view is not None
@@ -195,14 +195,14 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
     buffer = client.allocate(huge.layout.payload_bytes(1))
     session = await client.store(huge, some_keys(huge, 1), 0, buffer, durability=Durability.MEMORY)
     with pytest.raises(LayoutInvalid, match="slab"):
-        await session.finish()
+        await session.commit()
     many = fresh_namespace(KvLayout(4, 256, 8, 128, Dtype.FP16))
     buffer = client.allocate(many.layout.payload_bytes(180))
     session = await client.store(many, some_keys(many, 180), 0, buffer, durability=Durability.MEMORY)
     for layer in range(many.layout.num_layers):
-        session.layer_produced(layer)
+        session.layer_ready(layer)
     with pytest.raises(PoolFull):
-        await session.finish()
+        await session.commit()
     assert (await client.lookup(many, some_keys(many, 180))).matched_chunks < 180
 
 

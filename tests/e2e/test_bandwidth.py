@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from quire.client import AdminClient, FetchSummary, Lookup, Prompt, QuireClient
+from quire.client import AdminClient, AsyncClient, FetchSummary, Lookup, Prompt
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, Unavailable
@@ -64,12 +64,12 @@ async def operator(cluster: LocalCluster) -> AsyncIterator[AdminClient]:
 
 
 @pytest.fixture
-async def client(cluster: LocalCluster) -> AsyncIterator[QuireClient]:
-    async with QuireClient(cluster.gateway_address) as connected:
+async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.gateway_address) as connected:
         yield connected
 
 
-async def _stored(client: QuireClient, chunks: int = CHUNKS, salt: bytes = b"") -> Namespace:
+async def _stored(client: AsyncClient, chunks: int = CHUNKS, salt: bytes = b"") -> Namespace:
     plain = fresh_namespace(LAYOUT)
     namespace = Namespace(plain.model_id, plain.weight_version, LAYOUT, salt)
     payload = random_payload(namespace, chunks)
@@ -78,7 +78,7 @@ async def _stored(client: QuireClient, chunks: int = CHUNKS, salt: bytes = b"") 
 
 
 async def _fetch(
-    client: QuireClient,
+    client: AsyncClient,
     found: Lookup,
     window_us: int = 0,
     order: DeliveryOrder = DeliveryOrder.LAYERWISE,
@@ -108,11 +108,11 @@ async def _scheduled(attempt: Callable[[], Awaitable[Sequence[FetchSummary]]]) -
     raise AssertionError("no scheduler answered in time")
 
 
-async def _stats(client: QuireClient, node_id: str) -> dict[str, float]:
+async def _stats(client: AsyncClient, node_id: str) -> dict[str, float]:
     return next(dict(node.stats) for node in await client.status() if node.node_id == node_id)
 
 
-async def _leader(client: QuireClient) -> str:
+async def _leader(client: AsyncClient) -> str:
     """Until one leads: which."""
     async with asyncio.timeout(15):
         while True:
@@ -122,7 +122,7 @@ async def _leader(client: QuireClient) -> str:
             await asyncio.sleep(0.05)
 
 
-async def _idle(client: QuireClient) -> None:
+async def _idle(client: AsyncClient) -> None:
     """Until nothing is admitted, as the scheduler that leads reports it."""
 
     async def idle() -> bool:
@@ -131,7 +131,7 @@ async def _idle(client: QuireClient) -> None:
     await eventually(idle, "the link is idle")
 
 
-async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
+async def test_a_delivery_keeps_its_rate(client: AsyncClient) -> None:
     """Never faster, but for what may be caught up, and over a delivery within 3%: the best of three, for the machine
     may be busy."""
     namespace = await _stored(client)
@@ -153,7 +153,7 @@ async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
     assert min(errors) <= 0.03
 
 
-async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient) -> None:
+async def test_concurrent_deliveries_share_by_their_windows(client: AsyncClient) -> None:
     """One that needs a third of the link, by its window, gets that; one without a window gets what is left."""
     await _idle(client)
     namespaces = [await _stored(client) for _ in range(2)]
@@ -177,7 +177,7 @@ async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient)
     await eventually(learned, "the client's stalls reach the scheduler", timeout_s=30)
 
 
-async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) -> None:
+async def test_a_cancelled_delivery_frees_its_rate_at_once(client: AsyncClient) -> None:
     """The next one has all of the link, in the same epoch."""
     namespace, small = await _stored(client), await _stored(client, 2)
 
@@ -195,7 +195,7 @@ async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) 
     assert await _scheduled(after_another) == [RATE], "nothing has to run out"
 
 
-async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, operator: AdminClient) -> None:
+async def test_a_tenant_that_floods_gets_its_share_only(client: AsyncClient, operator: AdminClient) -> None:
     """Six deliveries of one tenant, with windows that are lies, against one of another with twice its weight."""
     await _idle(client)
     await operator.set_tenant(b"honest", weight=2.0)
@@ -217,7 +217,7 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, ope
     assert tenant_name(b"honest") != tenant_name(b"flood")
 
 
-async def test_a_higher_priority_has_its_rate_first(client: QuireClient) -> None:
+async def test_a_higher_priority_has_its_rate_first(client: AsyncClient) -> None:
     """Three usual deliveries of the same tenant share the tenth that is set aside."""
     await _idle(client)
     namespace = await _stored(client, CHUNKS, b"ranked")
@@ -238,7 +238,7 @@ async def test_a_higher_priority_has_its_rate_first(client: QuireClient) -> None
     assert 0.89 * RATE <= rate <= RATE
 
 
-async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> None:
+async def test_a_cap_is_a_cap(client: AsyncClient, operator: AdminClient) -> None:
     await _idle(client)
     await operator.set_tenant(b"capped", cap_bytes_per_s=RATE // 4)
     namespace = await _stored(client, 12, b"capped")
@@ -252,7 +252,7 @@ async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> Non
         await operator.set_tenant(b"capped", weight=0.0)
 
 
-async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCluster, client: QuireClient) -> None:
+async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCluster, client: AsyncClient) -> None:
     """The leader is killed: the delivery goes on at its rate, and the next one is scheduled too."""
     namespace = await _stored(client)
 
@@ -279,7 +279,7 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
     cluster.restart(leader)
 
 
-async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client: QuireClient) -> None:
+async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client: AsyncClient) -> None:
     """It takes connections and never answers: the standby leads, and deliveries are scheduled by it."""
     leader = await _leader(client)
     namespace = await _stored(client, 4)
@@ -296,7 +296,7 @@ async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client:
     await _leader(client)  # one, not two
 
 
-async def test_an_id_that_is_running_is_refused(client: QuireClient) -> None:
+async def test_an_id_that_is_running_is_refused(client: AsyncClient) -> None:
     """Two deliveries of one id would have one admission, and twice the rate."""
     await _idle(client)
     namespace = await _stored(client)
@@ -322,7 +322,7 @@ async def test_an_id_that_is_running_is_refused(client: QuireClient) -> None:
     assert "delivery_id" in refused.outcomes[0].error_message
 
 
-async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: LocalCluster, client: QuireClient) -> None:
+async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: LocalCluster, client: AsyncClient) -> None:
     """Deliveries run, and say that they are not scheduled; once a scheduler is back they are again."""
     namespace = await _stored(client)
     for name in ("scheduler", "scheduler-1"):
@@ -342,7 +342,7 @@ async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: Loca
     await eventually(scheduled, "the scheduler is back", timeout_s=30)
 
 
-async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireClient) -> None:
+async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: AsyncClient) -> None:
     """Typed errors that name the field."""
     channels = members(cluster, "storage")
 
@@ -372,7 +372,7 @@ async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireCl
     await channels.close()
 
 
-async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, operator: AdminClient) -> None:
+async def test_a_lookup_says_when_computing_is_faster(client: AsyncClient, operator: AdminClient) -> None:
     """The made-up device needs a millisecond a token, and the link brings one in about as long: tokens deep in the
     prompt are worth fetching, for attention makes them dear. A fetch takes what should be taken."""
     await _idle(client)
@@ -412,7 +412,7 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, opera
     await client.release(await advised(RATE))
 
 
-async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClient, operator: AdminClient) -> None:
+async def test_the_threshold_can_be_set_for_the_whole_cluster(client: AsyncClient, operator: AdminClient) -> None:
     namespace = await _stored(client, 8)  # 8 MiB
 
     async def order_is(order: DeliveryOrder) -> bool:

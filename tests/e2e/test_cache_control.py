@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import AdminClient, QuireClient
+from quire.client import AdminClient, AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, QuireError, Unauthenticated
 from quire.model.events import CacheEvent, EventKind, EventPage
@@ -37,14 +37,14 @@ def in_memory(tmp_path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
-async def _put(client: QuireClient, durability: Durability) -> tuple[Namespace, ChunkKeys]:
+async def _put(client: AsyncClient, durability: Durability) -> tuple[Namespace, ChunkKeys]:
     namespace = fresh_namespace(LAYOUT)
     keys = some_keys(namespace, CHUNKS)
     await store(client, namespace, keys, random_payload(namespace, CHUNKS), durability=durability)
     return namespace, keys
 
 
-async def _press(client: QuireClient, prefixes: int) -> None:
+async def _press(client: AsyncClient, prefixes: int) -> None:
     """More than there is room for."""
     for _ in range(prefixes):
         for attempt in range(50):
@@ -56,17 +56,17 @@ async def _press(client: QuireClient, prefixes: int) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def _there(client: QuireClient, prefix: tuple[Namespace, ChunkKeys]) -> int:
+async def _there(client: AsyncClient, prefix: tuple[Namespace, ChunkKeys]) -> int:
     return (await client.lookup(*prefix, lease_ttl_ms=0)).matched_chunks
 
 
 async def test_what_is_retained_outlasts_its_client_and_everybody_elses_need(in_memory: LocalCluster) -> None:
-    async with QuireClient(in_memory.gateway_address) as client:
+    async with AsyncClient(in_memory.gateway_address) as client:
         kept, other = await _put(client, Durability.MEMORY), await _put(client, Durability.MEMORY)
         with pytest.raises(InvalidRequest, match="ttl_ms"):
             await client.retain(*kept, seconds=601)
         assert await client.retain(*kept, seconds=600) == CHUNKS
-    async with QuireClient(in_memory.gateway_address) as client:
+    async with AsyncClient(in_memory.gateway_address) as client:
         await _press(client, 12)
         assert await _there(client, other) == 0, "there was no room for all"
         assert await _there(client, kept) == CHUNKS
@@ -78,7 +78,7 @@ async def test_what_is_retained_outlasts_its_client_and_everybody_elses_need(in_
 
 
 async def test_a_retention_ends_by_itself(in_memory: LocalCluster) -> None:
-    async with QuireClient(in_memory.gateway_address) as client:
+    async with AsyncClient(in_memory.gateway_address) as client:
         kept = await _put(client, Durability.MEMORY)
         assert await client.retain(*kept, seconds=0.2) == CHUNKS
         await asyncio.sleep(0.3)
@@ -86,7 +86,7 @@ async def test_a_retention_ends_by_itself(in_memory: LocalCluster) -> None:
 
 
 async def test_a_prefix_is_kept_until_its_last_holder_ends(in_memory: LocalCluster) -> None:
-    async with QuireClient(in_memory.gateway_address) as client:
+    async with AsyncClient(in_memory.gateway_address) as client:
         kept = await _put(client, Durability.MEMORY)
         for holder in ("one", "two"):
             assert await client.retain(*kept, seconds=600, holder=holder) == CHUNKS
@@ -110,7 +110,7 @@ async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:
         return {tier: metric(address, "quire_storage_tier_hits_total", tier=tier) for tier in ("memory", "disk")}
 
     with LocalCluster(tmp_path, arena_bytes=40 * MIB, drive_bytes=160 * MIB, settings=SETTINGS) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             first = await _put(client, Durability.LOCAL)
             for _ in range(12):
                 await _put(client, Durability.LOCAL)
@@ -128,7 +128,7 @@ async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:
 
 async def test_watchers_hear_what_comes_and_goes(in_memory: LocalCluster) -> None:
     """In order, with parents, and from a cursor on again; a client without the cluster's secret is refused."""
-    async with QuireClient(in_memory.gateway_address) as client, _operator(in_memory) as operator:
+    async with AsyncClient(in_memory.gateway_address) as client, _operator(in_memory) as operator:
         watching = operator.watch()
         begun = await anext(watching)
         assert not begun.events
@@ -160,7 +160,7 @@ async def test_watchers_hear_what_comes_and_goes(in_memory: LocalCluster) -> Non
 async def test_a_watcher_that_was_away_for_too_long_is_told_so(tmp_path: Path) -> None:
     settings = {**SETTINGS, "QUIRE_STORAGE_DRIVES": "", "QUIRE_ORCHESTRATOR_EVENTS_KEPT": "1"}
     with LocalCluster(tmp_path, arena_bytes=40 * MIB, settings=settings) as cluster:
-        async with QuireClient(cluster.gateway_address) as client, _operator(cluster) as operator:
+        async with AsyncClient(cluster.gateway_address) as client, _operator(cluster) as operator:
             await _put(client, Durability.MEMORY)
             begun = await anext(operator.watch())
             assert not (await anext(operator.watch(begun.cursor))).lost
@@ -169,7 +169,7 @@ async def test_a_watcher_that_was_away_for_too_long_is_told_so(tmp_path: Path) -
             assert (await anext(operator.watch(begun.cursor))).lost
 
 
-async def _put_little(client: QuireClient) -> tuple[Namespace, ChunkKeys]:
+async def _put_little(client: AsyncClient) -> tuple[Namespace, ChunkKeys]:
     namespace = fresh_namespace()
     keys = some_keys(namespace, 1)
     await store(client, namespace, keys, random_payload(namespace, 1), durability=Durability.MEMORY)

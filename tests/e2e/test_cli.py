@@ -26,7 +26,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
 from quire import __version__ as quire_version
-from quire.client import QuireClient, SyncClient
+from quire.client import AsyncClient, Client
 from quire.model.errors import ConfigInvalid, QuireError, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.wire.credentials import operator_token
@@ -205,7 +205,7 @@ def test_a_prefix_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     payload = random_payload(namespace, 10)
 
     async def stored() -> None:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await store(client, namespace, some_keys(namespace, 10), payload)
 
     asyncio.run(stored())
@@ -295,7 +295,7 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.returncode == 1 and "Unauthenticated" in refused.stderr
         monkeypatch.setenv("QUIRE_CLUSTER_SECRET", cluster.secret)  # as in a service's container
         assert "storage-0" in quire("status", "--admin", cluster.admin_address).stdout
-        as_operator = SyncClient(cluster.gateway_address, token=operator_token(cluster.secret))
+        as_operator = Client(cluster.gateway_address, token=operator_token(cluster.secret))
         with as_operator as client, pytest.raises(Unauthenticated):
             client.status()
         monkeypatch.delenv("QUIRE_CLUSTER_SECRET")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
@@ -69,7 +69,7 @@ async def test_everything_works_without_root_and_without_writing_elsewhere(clust
         assert int(status["CapEff"], 16) == 1 << 2 and status["NoNewPrivs"] == "1", name
         roots = [line.split() for line in (about / "mountinfo").read_text().splitlines() if line.split()[4] == "/"]
         assert roots and all("ro" in each[5].split(",") for each in roots), name
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, _CHUNKS), random_payload(namespace, _CHUNKS)
         await store(client, namespace, keys, payload, durability=Durability.OBJECT)

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import QuireError
 from quire.model.hashing import block_keys
@@ -98,7 +98,7 @@ def prometheus(cluster: LocalCluster, vae: Path, tmp_path_factory: pytest.TempPa
 async def _work(cluster: LocalCluster, vae: Path, *, seconds: float) -> None:
     """Everything that a dashboard shows: look-ups that hit and miss, both orders, images, something refused."""
     namespace, at = fresh_namespace(), 0
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
         info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64, Normalisation())

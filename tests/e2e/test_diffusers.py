@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.integrations.diffusers import LatentKeeper
 from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire_decoder.adapters.weights import weights_digest
@@ -213,7 +213,7 @@ async def test_latents_of_each_family_decode_to_the_pipelines_pixels(
     if name == "sd-1.5":
         dtypes += [torch.float16, torch.bfloat16]
     pipeline = (Flux2TinyPipeline if name == "flux.2" else TinyPipeline)(family, folders[name])
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         assert weights_digest(folders[name] / "vae") in {vae.weights_sha256 for vae in await images.vaes()}
         keeper = LatentKeeper(pipeline, images)
@@ -255,7 +255,7 @@ async def test_pictures_become_latents_of_each_family(
         ) as answer:
             assert answer.status == 201, await answer.text()
             said = (await answer.json())["fidelity"]
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         values, _ = await ImageClient(client).get_latent(f"picture/{name}")
         back = imagecodecs.png_decode((await ImageClient(client).get(f"picture/{name}")).data)
     sample = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from redis import Redis
 
-from quire.client import AdminClient, QuireClient
+from quire.client import AdminClient, AsyncClient
 from quire.model.chunk_object import objects_folder
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
@@ -54,7 +54,7 @@ def three(tmp_path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
-async def _fetched(client: QuireClient, namespace: Namespace, keys: ChunkKeys) -> npt.NDArray[np.uint8]:
+async def _fetched(client: AsyncClient, namespace: Namespace, keys: ChunkKeys) -> npt.NDArray[np.uint8]:
     found = await client.lookup(namespace, keys)
     assert found.matched_chunks == len(keys)
     payload, summary = await fetch_all(client, found)
@@ -78,7 +78,7 @@ async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> 
     """Four times the arena, acknowledged local, from two drives: every byte is there after the process is killed."""
     drives = {"QUIRE_STORAGE_DRIVES": f"{tmp_path}/d0,{tmp_path}/d1"}
     with small_cluster(tmp_path, **drives) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             namespace = fresh_namespace(BIG)
             keys, payload = some_keys(namespace, 512), random_payload(namespace, 512)
             for first in range(0, 512, 64):
@@ -99,7 +99,7 @@ async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> 
 
 async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> None:
     """Killed with its data: look-ups find the other copy, and soon there are two again."""
-    async with QuireClient(three.gateway_address) as client:
+    async with AsyncClient(three.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
@@ -136,7 +136,7 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
 
 async def test_a_level_asked_for_later_is_reached_without_the_bytes(three: LocalCluster) -> None:
     """Stored in memory, then stored again as replicated: nothing is sent a second time, and two nodes have it."""
-    async with QuireClient(three.gateway_address) as client:
+    async with AsyncClient(three.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
@@ -153,7 +153,7 @@ async def test_a_rotten_byte_is_healed_from_the_other_node(tmp_path: Path) -> No
 
 
 async def _rotten_byte_is_healed(two: LocalCluster) -> None:
-    async with QuireClient(two.gateway_address) as client:
+    async with AsyncClient(two.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
@@ -183,11 +183,11 @@ async def _rotten_byte_is_healed(two: LocalCluster) -> None:
 async def test_object_survives_the_loss_of_node_and_drive(tmp_path: Path) -> None:
     """Acknowledged as object: the node is killed and its drive wiped; the chunks come from the object tier."""
     with small_cluster(tmp_path) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await _object_survives(cluster, client, tmp_path)
 
 
-async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: Path) -> None:
+async def _object_survives(cluster: LocalCluster, client: AsyncClient, folder: Path) -> None:
     """Twice as much as memory holds."""
     namespace = fresh_namespace(BIG)
     keys, payload = some_keys(namespace, 256), random_payload(namespace, 256)
@@ -207,7 +207,7 @@ async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: P
 async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Path) -> None:
     """A cold prefix has one truncated object and one rotten layer: the outcome reports the rest as delivered."""
     with small_cluster(tmp_path) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             namespace = fresh_namespace(BIG)
             keys, payload = some_keys(namespace, 32), random_payload(namespace, 32)
             await store(client, namespace, keys, payload, durability=Durability.OBJECT)
@@ -238,7 +238,7 @@ async def test_a_chunk_that_the_object_tier_lost_costs_itself_alone(tmp_path: Pa
 async def test_what_the_object_tier_alone_has_is_prefetched_and_compared_with(tmp_path: Path) -> None:
     """A prefetched prefix is delivered from memory; a store with VERIFY of other bytes is a conflict."""
     with small_cluster(tmp_path) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             namespace = fresh_namespace(BIG)
             keys, payload = some_keys(namespace, 32), random_payload(namespace, 32)
             await store(client, namespace, keys, payload, durability=Durability.OBJECT)
@@ -262,7 +262,7 @@ async def test_what_the_object_tier_alone_has_is_prefetched_and_compared_with(tm
 async def test_object_survives_on_a_real_s3_server(tmp_path: Path) -> None:
     """As above, the object tier being the S3 server that QUIRE_TEST_S3_URL and AWS_* name."""
     with small_cluster(tmp_path, QUIRE_STORAGE_OBJECT_URL=os.environ["QUIRE_TEST_S3_URL"]) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await _object_survives(cluster, client, tmp_path)
 
 
@@ -278,7 +278,7 @@ async def test_an_object_tier_that_is_away_costs_only_the_stores_that_need_it(tm
         "QUIRE_STORAGE_OBJECT_TIMEOUT_S": "2",
     }
     with small_cluster(tmp_path, **settings) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             namespace = fresh_namespace()
             keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
             await store(client, namespace, keys, payload, durability=Durability.LOCAL)
@@ -291,7 +291,7 @@ async def test_an_object_tier_that_is_away_costs_only_the_stores_that_need_it(tm
 
 async def test_an_index_that_was_lost_is_filled_again(three: LocalCluster) -> None:
     """Redis loses everything while the nodes run: they hear of its new name and register what they hold."""
-    async with QuireClient(three.gateway_address) as client:
+    async with AsyncClient(three.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
         await store(client, namespace, keys, payload)
@@ -309,7 +309,7 @@ async def test_an_index_that_was_lost_is_filled_again(three: LocalCluster) -> No
 
 async def test_what_was_evicted_while_a_node_was_away_does_not_come_back_with_it(tmp_path: Path) -> None:
     with small_cluster(tmp_path, QUIRE_STORAGE_OBJECT_URL="") as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             gone, kept = fresh_namespace(), fresh_namespace()
             keys, payload = some_keys(gone, 20), random_payload(gone, 20)
             await store(client, gone, keys, payload)
@@ -335,7 +335,7 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
     chance = random.Random(5)
     with small_cluster(tmp_path, QUIRE_STORAGE_INDEX_TIMEOUT_S="2") as cluster:
 
-        async def load(client: QuireClient, number: int, stop: asyncio.Event) -> None:
+        async def load(client: AsyncClient, number: int, stop: asyncio.Event) -> None:
             while not stop.is_set():
                 namespace = fresh_namespace()
                 try:
@@ -349,7 +349,7 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
                     acknowledged[namespace] = number
 
         for _ in range(rounds):
-            async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+            async with AsyncClient(cluster.gateway_address, timeout_s=10) as client:
                 stop = asyncio.Event()
                 writers = [asyncio.create_task(load(client, number, stop)) for number in range(3)]
                 await asyncio.sleep(chance.uniform(0.3, 1.2))
@@ -358,7 +358,7 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
                 await asyncio.gather(*writers)
             await asyncio.to_thread(cluster.restart, "storage-0")
         assert len(acknowledged) >= rounds
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             for namespace, number in acknowledged.items():
                 expected = random_payload(namespace, 24, number)
 
@@ -385,7 +385,7 @@ async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> No
     """Half of what was stored goes, from the ends of the prefixes; with a time to live all of it; others are spared."""
     with small_cluster(tmp_path, QUIRE_STORAGE_POLICY_CHECK_S="0.2") as cluster:
         async with (
-            QuireClient(cluster.gateway_address) as client,
+            AsyncClient(cluster.gateway_address) as client,
             AdminClient(cluster.admin_address, cluster.secret) as operator,
         ):
             bounded, free = fresh_namespace(), fresh_namespace()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.client import Lookup, QuireClient
+from quire.client import AsyncClient, Lookup
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import PeerLost, QuireError, TargetInvalid, Unavailable
@@ -42,26 +42,26 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-async def _stored(client: QuireClient) -> tuple[Namespace, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+async def _stored(client: AsyncClient) -> tuple[Namespace, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
     namespace = Namespace("test", os.urandom(8).hex(), LARGE)
     payload = random_payload(namespace, CHUNKS)
     await store(client, namespace, some_keys(namespace, CHUNKS), payload, durability=Durability.MEMORY)
     return namespace, payload
 
 
-async def _idle(client: QuireClient) -> bool:
+async def _idle(client: AsyncClient) -> bool:
     """No delivery at the storage node, none admitted at the scheduler."""
     stats = {node.node_id: node.stats for node in await client.status()}
     return not stats["storage-0"]["deliveries"] and not stats["scheduler"]["deliveries"]
 
 
-async def _busy(client: QuireClient) -> bool:
+async def _busy(client: AsyncClient) -> bool:
     return not await _idle(client)
 
 
 async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -> None:
     """kill -9 of a client in the middle of its delivery: the node's delivery ends, rate and lease come back at once."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, _ = await _stored(client)
         keys = some_keys(namespace, CHUNKS)
         command = [sys.executable, "-m", "tests.e2e.vanishing_client", slow.gateway_address]
@@ -94,7 +94,7 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
 
 async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> None:
     """Until the node has said that it stopped, the buffer is refused; afterwards nothing changes in it any more."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         buffer = client.allocate(payload.nbytes)
@@ -118,14 +118,14 @@ async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> N
 
 async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: LocalCluster) -> None:
     """A store cancelled before its last layer: nothing is indexed, no slot stays taken, the buffer is reusable."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace = Namespace("test", os.urandom(8).hex(), LARGE)
         keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
         used = metric(slow.metrics["storage-0"], "quire_node_used_bytes")
         buffer = client.allocate(payload.nbytes)
         session = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
         for layer in range(LARGE.num_layers - 1):
-            session.layer_produced(layer)
+            session.layer_ready(layer)
         await asyncio.sleep(0.3)
         await session.cancel()
         assert not buffer.is_busy
@@ -139,13 +139,13 @@ async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: 
         buffer.view[:] = payload.reshape(-1)
         again = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
         for layer in range(LARGE.num_layers):
-            again.layer_produced(layer)
-        assert (await again.finish()).stored_chunks == CHUNKS
+            again.layer_ready(layer)
+        assert (await again.commit()).stored_chunks == CHUNKS
 
 
 async def test_pacing_follows_the_granted_rate(slow: LocalCluster) -> None:
     """The outcome names the scheduler's rate, and the delivery took as long as that rate says, within a tenth."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         loop = asyncio.get_running_loop()
         for _ in range(3):
@@ -162,7 +162,7 @@ async def test_pacing_follows_the_granted_rate(slow: LocalCluster) -> None:
 
 
 async def test_without_a_scheduler_nodes_fall_back_and_say_so(slow: LocalCluster) -> None:
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         slow.kill("scheduler")
@@ -176,7 +176,7 @@ async def test_without_a_scheduler_nodes_fall_back_and_say_so(slow: LocalCluster
 
 async def test_a_killed_storage_node_is_an_error_and_then_a_miss(slow: LocalCluster) -> None:
     """kill -9 in the middle of a delivery: layers raise, the buffer comes back; soon look-ups promise nothing there."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         keys = some_keys(namespace, CHUNKS)
         found = await client.lookup(namespace, keys)
@@ -202,7 +202,7 @@ async def test_a_killed_storage_node_is_an_error_and_then_a_miss(slow: LocalClus
 
 async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster) -> None:
     """SIGSTOP: the client may give up, but the buffer stays lent until the node is heard of again."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         buffer = client.allocate(payload.nbytes)
@@ -223,12 +223,12 @@ async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster
 @pytest.mark.parametrize("by", ["fetch", "retrieve"])
 async def test_no_memory_is_lent_before_a_storage_node_was_reached(slow: LocalCluster, by: str) -> None:
     """SIGSTOP before a client's first connection by UCX: nothing would tell it if that node died with its memory."""
-    async with QuireClient(slow.gateway_address) as client:
+    async with AsyncClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
     slow.kill("storage-0", signal.SIGSTOP)
     try:
-        async with asyncio.timeout(30), QuireClient(slow.gateway_address, transport=data_plane(OFF)) as late:
+        async with asyncio.timeout(30), AsyncClient(slow.gateway_address, transport=data_plane(OFF)) as late:
             buffer = late.allocate(payload.nbytes)
             with pytest.raises(PeerLost, match="no way to storage-0"):
                 if by == "fetch":
@@ -282,7 +282,7 @@ async def traced_fetch(gateway: str) -> None:
 
     configure("client")
     with trace.get_tracer("test").start_as_current_span("test.request") as span:
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             namespace, _ = await _stored(client)
             found: Lookup = await client.lookup(namespace, some_keys(namespace, CHUNKS))
             await fetch_all(client, found)
@@ -297,12 +297,12 @@ async def test_a_cluster_killed_whole_starts_again_at_once(tmp_path: Path) -> No
     namespace = Namespace("test", "restart", LARGE)
     payload = random_payload(namespace, 4)
     with cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await store(client, namespace, some_keys(namespace, 4), payload)
         for name in cluster.names:
             cluster.kill(name)
     with cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             keys = some_keys(namespace, 4)
 
             async def listed() -> bool:

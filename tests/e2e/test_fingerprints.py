@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import ChunkMissing
 from quire.model.fingerprints import _FACTORS, fingerprint
 from quire.model.index import records
@@ -38,7 +38,7 @@ async def test_it_costs_a_miss_and_nothing_else(cluster: LocalCluster, twins: tu
     assert fingerprint(one.at(2)) == fingerprint(other.at(2)) and one != other
     namespace = fresh_namespace()
     payload = random_payload(namespace, 3)
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         await store(client, namespace, one, payload)
         found = await client.lookup(namespace, other)
         assert found.matched_chunks == 3, "the index knows no better"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.client import Buffer, QuireClient
+from quire.client import AsyncClient, Buffer
 from quire.client.lookup import Prompt
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession
@@ -44,7 +44,7 @@ class _Prefix:
 
 
 @contextlib.asynccontextmanager
-async def _storing(client: QuireClient, prefix: _Prefix, first: int = 0, **options: Any) -> AsyncIterator[StoreSession]:
+async def _storing(client: AsyncClient, prefix: _Prefix, first: int = 0, **options: Any) -> AsyncIterator[StoreSession]:
     """A store whose layers the test announces."""
     buffer = client.allocate(prefix.payload[:, first:].nbytes)
     assert buffer.view is not None
@@ -67,7 +67,7 @@ class _Follower:
     retrieval: Retrieval
 
     @classmethod
-    async def begin(cls, client: QuireClient, prefix: _Prefix, follow_s: float = _LIMIT_S) -> _Follower:
+    async def begin(cls, client: AsyncClient, prefix: _Prefix, follow_s: float = _LIMIT_S) -> _Follower:
         buffer = client.allocate(prefix.payload.nbytes)
         assert buffer.view is not None
         buffer.view[:] = _UNUSED
@@ -101,17 +101,17 @@ async def test_each_layer_comes_before_the_next_one_is_there(
     cluster: LocalCluster, chunks: int, durability: Durability
 ) -> None:
     """Two followers receive a layer while the store still waits for the one behind; 700 chunks go to several nodes."""
-    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
+    async with AsyncClient(cluster.gateway_address) as producer, AsyncClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(chunks)
         async with _storing(producer, prefix, durability=durability) as session:
             followers = [await _Follower.begin(client, prefix) for client in (consumer, producer)]
             assert all(each.retrieval.found.arriving_chunks == chunks for each in followers)
             assert not (await consumer.lookup(prefix.namespace, prefix.keys)).matched_chunks, "nothing is acknowledged"
             for layer in range(prefix.layers):
-                session.layer_produced(layer)
+                session.layer_ready(layer)
                 await asyncio.gather(*(each.layer(layer) for each in followers))
             summaries = [await each.end() for each in followers]
-            assert (await session.finish()).stored_chunks == chunks
+            assert (await session.commit()).stored_chunks == chunks
         assert all(summary.usable_chunks == chunks for summary in summaries)
         assert all(not outcome.error_code for summary in summaries for outcome in summary.outcomes)
         assert (await consumer.lookup(prefix.namespace, prefix.keys)).matched_chunks == chunks
@@ -119,7 +119,7 @@ async def test_each_layer_comes_before_the_next_one_is_there(
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_follower_may_come_first(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
+    async with AsyncClient(cluster.gateway_address) as producer, AsyncClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(60)
         following = asyncio.create_task(_Follower.begin(consumer, prefix))
         await asyncio.sleep(0.2)
@@ -129,13 +129,13 @@ async def test_a_follower_may_come_first(cluster: LocalCluster) -> None:
             for layer in range(prefix.layers):
                 await follower.layer(layer)
             assert (await follower.end()).usable_chunks == 60
-            await session.finish()
+            await session.commit()
 
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_prefix_is_partly_readable_and_partly_arrives(cluster: LocalCluster) -> None:
     """The follower receives both parts, and nothing behind them, when its wait ends."""
-    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
+    async with AsyncClient(cluster.gateway_address) as producer, AsyncClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(600)
         await store(producer, prefix.namespace, prefix.keys.run(0, 300), prefix.payload[:, :300])
         middle = _Prefix(prefix.namespace, prefix.keys.run(0, 500), prefix.payload[:, :500])
@@ -144,24 +144,24 @@ async def test_a_prefix_is_partly_readable_and_partly_arrives(cluster: LocalClus
             found = follower.retrieval.found
             assert (found.matched_chunks, found.arriving_chunks) == (500, 200)
             for layer in range(prefix.layers):
-                session.layer_produced(layer)
+                session.layer_ready(layer)
             summary = await follower.end()
             assert summary.usable_chunks == 500
             assert np.array_equal(follower.rows[:, :500], prefix.payload[:, :500])
             assert (follower.rows[:, 500:] == _UNUSED).all()
-            await session.finish()
+            await session.commit()
             assert found.lease and await consumer.release(found), "over what was readable"
 
 
 @pytest.mark.usefixtures("each_way")
 async def test_a_store_that_is_given_up_ends_its_followers_at_once(cluster: LocalCluster) -> None:
     """The result is partial and typed: the readable chunks have come, and the acknowledged ones stay."""
-    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
+    async with AsyncClient(cluster.gateway_address) as producer, AsyncClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(80)
         await store(producer, prefix.namespace, prefix.keys.run(0, 30), prefix.payload[:, :30])
         async with _storing(producer, prefix, 30) as session:
             follower = await _Follower.begin(consumer, prefix)
-            session.layer_produced(0)
+            session.layer_ready(0)
             await follower.layer(0)
             await session.cancel()
             summary = await follower.end()
@@ -177,13 +177,13 @@ async def test_a_store_that_is_given_up_ends_its_followers_at_once(cluster: Loca
 
 async def test_a_producer_that_dies_ends_its_followers(cluster: LocalCluster) -> None:
     prefix = _Prefix.of(20)
-    async with QuireClient(cluster.gateway_address) as consumer:
-        producer = QuireClient(cluster.gateway_address)
+    async with AsyncClient(cluster.gateway_address) as consumer:
+        producer = AsyncClient(cluster.gateway_address)
         await producer.start()
         buffer = producer.allocate(prefix.payload.nbytes)
         session = await producer.store(prefix.namespace, prefix.keys, 0, buffer)
         follower = await _Follower.begin(consumer, prefix)
-        session.layer_produced(0)
+        session.layer_ready(0)
         await producer.close()
         summary = await follower.end()
         assert summary.usable_chunks == 0 and any(each.error_code for each in summary.outcomes)
@@ -192,7 +192,7 @@ async def test_a_producer_that_dies_ends_its_followers(cluster: LocalCluster) ->
 async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalCluster) -> None:
     """The client receives an answer before its own deadline."""
     prefix = _Prefix.of(2)
-    async with QuireClient(cluster.gateway_address, timeout_s=6.0) as client:
+    async with AsyncClient(cluster.gateway_address, timeout_s=6.0) as client:
         buffer = client.allocate(prefix.payload.nbytes)
         retrieval = await client.retrieve(prefix.namespace, prefix.keys, buffer, follow_s=60.0)
         assert retrieval.delivery is None and not buffer.is_busy
@@ -203,15 +203,15 @@ async def test_no_more_than_half_of_a_requests_time_is_waited(cluster: LocalClus
 
 
 async def test_a_follower_that_is_given_up_costs_the_store_nothing(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as producer, QuireClient(cluster.gateway_address) as consumer:
+    async with AsyncClient(cluster.gateway_address) as producer, AsyncClient(cluster.gateway_address) as consumer:
         prefix = _Prefix.of(40)
         async with _storing(producer, prefix) as session:
             follower = await _Follower.begin(consumer, prefix)
             assert follower.retrieval.delivery is not None
             await follower.retrieval.delivery.cancel(10)
             for layer in range(prefix.layers):
-                session.layer_produced(layer)
-            assert (await session.finish()).stored_chunks == 40
+                session.layer_ready(layer)
+            assert (await session.commit()).stored_chunks == 40
         assert not follower.buffer.is_busy
 
 
@@ -219,7 +219,7 @@ async def test_a_follower_that_is_given_up_costs_the_store_nothing(cluster: Loca
 async def test_what_is_followed_is_a_prefix_without_advice(
     cluster: LocalCluster, unchained: bool, prompt: Prompt | None
 ) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         prefix = _Prefix.of(4)
         buffer = client.allocate(prefix.payload.nbytes)
         with pytest.raises(InvalidRequest, match="follow_ms"):

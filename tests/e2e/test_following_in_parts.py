@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.client import Delivery, QuireClient
+from quire.client import AsyncClient, Delivery
 from quire.integrations.vllm.plan import FollowPlan
 from quire.integrations.vllm.workers.following import Target, follow, quiet
 from quire.model.durability import Durability
@@ -27,7 +27,7 @@ CHUNKS, FIRST, LIMIT_S = 40, 4, 30.0
 class _Load:
     """A load of the chunks from `FIRST` on, as a worker begins it."""
 
-    def __init__(self, client: QuireClient, namespace: Namespace, keys: ChunkKeys, wait_s: float) -> None:
+    def __init__(self, client: AsyncClient, namespace: Namespace, keys: ChunkKeys, wait_s: float) -> None:
         layout = namespace.layout
         self._layers, self._slab_bytes = layout.num_layers, layout.slice_bytes
         count = len(keys) - FIRST
@@ -56,8 +56,8 @@ class _Load:
 @contextlib.asynccontextmanager
 async def _loading(
     cluster: LocalCluster, wait_s: float
-) -> AsyncIterator[tuple[QuireClient, _Load, Namespace, ChunkKeys]]:
-    async with QuireClient(cluster.gateway_address) as client:
+) -> AsyncIterator[tuple[AsyncClient, _Load, Namespace, ChunkKeys]]:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys = some_keys(namespace, CHUNKS)
         load = _Load(client, namespace, keys, wait_s)
@@ -116,7 +116,7 @@ async def test_another_engine_may_store_what_one_has_not(cluster: LocalCluster) 
         assert source.view is not None
         source.view[:] = payload.reshape(-1)
         session = await client.store(namespace, keys, 0, source)
-        session.layer_produced(0)
+        session.layer_ready(0)
         await _until(lambda: load.arrived == 1)
         await session.cancel()
         source.close()

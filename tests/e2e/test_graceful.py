@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import QuireError, TooManyRequests, VersionUnsupported
 from quire.model.nodes import Node, StorageInfo
 from quire.wire.channels import call
@@ -88,7 +88,7 @@ async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: Local
             while b"does not use this node" not in (line := await node.stderr.readline()):
                 assert line, "it ended"
         assert b"protocol 99-99" in line
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             assert "from-the-future" not in {member.node_id for member in await client.status()}
     finally:
         node.terminate()

@@ -21,7 +21,7 @@ import pytest
 from yarl import URL
 
 from quire import PROTOCOL_VERSION
-from quire.client import AdminClient, ImageClient, QuireClient
+from quire.client import AdminClient, AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import (
@@ -83,8 +83,8 @@ class Guarded:
         pair = self.cluster.folder / "certs" / service
         return Tls(pair / "ca.crt", pair / "tls.crt", pair / "tls.key", MEMBER_NAME)
 
-    def client(self, token: str) -> QuireClient:
-        return QuireClient(self.cluster.tls_address, tls=self.public, token=token)
+    def client(self, token: str) -> AsyncClient:
+        return AsyncClient(self.cluster.tls_address, tls=self.public, token=token)
 
     def tenant(self, name: str, *options: str) -> Tenant:
         """A new key, made as an operator makes it."""
@@ -238,7 +238,7 @@ async def test_members_speak_with_members_only(guarded: Guarded) -> None:
     for name in ("storage-0", "orchestrator", "gateway", "scheduler"):
         address = guarded.cluster.address(name)
         for tls in (None, Tls(guarded.public.ca, server_name=MEMBER_NAME)):
-            async with QuireClient(address, tls=tls, token="any", timeout_s=20) as client:
+            async with AsyncClient(address, tls=tls, token="any", timeout_s=20) as client:
                 with pytest.raises(NodeUnavailable):
                     await client.status()
 
@@ -320,7 +320,7 @@ async def test_an_operator_sees_spans_of_every_member(guarded: Guarded) -> None:
 
 async def test_a_stranger_to_the_authority_is_not_believed(guarded: Guarded, tmp_path: Path) -> None:
     other = certs.make(tmp_path, [], days=1)
-    async with QuireClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=20) as client:
+    async with AsyncClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=20) as client:
         with pytest.raises(NodeUnavailable):
             await client.status()
 
@@ -458,7 +458,7 @@ async def test_what_a_tenant_has_stored_is_limited(guarded: Guarded) -> None:
         assert (await s3_signing.request("PUT", f"{url}/kept", key, body=bytes(size // 4)))[0] == 200
         await operator.set_tenant(name="hoarder", stored_bytes_max=size)
 
-        async def matched(at: int, each: QuireClient) -> int:
+        async def matched(at: int, each: AsyncClient) -> int:
             return (await each.lookup(spaces[at], keys[at], lease_ttl_ms=0)).matched_chunks
 
         async with asyncio.timeout(30):

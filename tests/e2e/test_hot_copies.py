@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
@@ -32,7 +32,7 @@ def narrow(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 async def test_copies_come_and_go(narrow: LocalCluster) -> None:
-    async with QuireClient(narrow.gateway_address) as client:
+    async with AsyncClient(narrow.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 8), random_payload(namespace, 8)
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)

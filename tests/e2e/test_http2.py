@@ -15,7 +15,7 @@ import pytest
 import trustme
 from botocore.config import Config
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.latents import LatentInfo, Vae
 from quire_decoder.adapters.weights import weights_digest
 from quire_server.redis import AccessKeys, connect
@@ -81,7 +81,7 @@ def _prepare(cluster: LocalCluster, vae: Path) -> tuple[str, str]:
     async def prepare() -> tuple[str, str]:
         values = np.random.default_rng(1).normal(size=(4, 16, 16)).astype(np.float16)
         info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64)
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await ImageClient(client).put("cat", values, info)
         redis = connect(cluster.redis_url)
         keys = AccessKeys(redis, cluster.secret.encode())

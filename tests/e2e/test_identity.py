@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import Unauthenticated
 from quire.model.hashing import Namespace
@@ -79,7 +79,7 @@ async def test_a_deleted_key_ends_an_open_session(cluster: LocalCluster) -> None
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
     key = await keys.create("bob")
-    async with QuireClient(cluster.gateway_address, token=f"{key.name}:{keys.secret(key)}") as client:
+    async with AsyncClient(cluster.gateway_address, token=f"{key.name}:{keys.secret(key)}") as client:
         await client.status()
         assert await keys.delete(key.name)
         with pytest.raises(Unauthenticated):

@@ -22,7 +22,7 @@ from PIL import Image as PillowImage
 from safetensors.torch import save
 from yarl import URL
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
 from quire.model.images import Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Loc
 
 @pytest.fixture
 async def images(cluster: LocalCluster) -> AsyncIterator[ImageClient]:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         yield ImageClient(client)
 
 

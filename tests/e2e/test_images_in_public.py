@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.latents import LatentInfo, Vae
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Loc
 async def http(cluster: LocalCluster, vae: Path) -> AsyncIterator[aiohttp.ClientSession]:
     values = np.random.default_rng(1).normal(size=(4, 16, 16)).astype(np.float16)
     info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64)
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         await ImageClient(client).put("cat", values, info)
     async with aiohttp.ClientSession(f"http://{cluster.http_address}") as session:
         yield session

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from quire.client import Buffer, QuireClient, StoreSummary
+from quire.client import AsyncClient, Buffer, StoreSummary
 from quire.integrations.objects import PIECE_BYTES, Objects, Owner, layout_of
 from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTransfers
 from quire.model.durability import Durability
@@ -36,7 +36,7 @@ def test_a_size_that_cannot_be_cut_is_refused() -> None:
 async def test_what_was_put_is_got_and_nothing_else_is(cluster: LocalCluster, size: int) -> None:
     """Neither one of another size, nor of another name, nor of another version."""
     owner = Owner(model="objects", version=os.urandom(4).hex())
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         objects = Objects(client, Durability.MEMORY)
         memory = client.allocate(2 * size)
         assert memory.view is not None
@@ -62,7 +62,7 @@ async def test_what_was_put_is_got_and_nothing_else_is(cluster: LocalCluster, si
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.LOCAL])
 async def test_chunks_that_stand_for_themselves(cluster: LocalCluster, durability: Durability) -> None:
     """Some are stored, then all: the new ones alone move. Those that are there come to where they belong; gaps stay."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         layout, count = namespace.layout, 40
         keys, payload = some_keys(namespace, count), random_payload(namespace, count)
@@ -119,7 +119,7 @@ async def test_one_that_is_listed_and_not_there_costs_no_other(cluster: LocalClu
     namespace, count, false = fresh_namespace(), 12, 7
     keys, payload = some_keys(namespace, count), random_payload(namespace, count)
     there = [at for at in range(count) if at != false]
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         buffer = client.allocate(payload.nbytes)
         got = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
         buffer.layers(LAYOUT.num_layers, len(there), LAYOUT.slice_bytes)[:] = payload[:, there]
@@ -143,17 +143,17 @@ async def test_one_that_is_listed_and_not_there_costs_no_other(cluster: LocalClu
 
 
 async def _store(
-    client: QuireClient, namespace: Namespace, keys: ChunkKeys, buffer: Buffer, durability: Durability
+    client: AsyncClient, namespace: Namespace, keys: ChunkKeys, buffer: Buffer, durability: Durability
 ) -> StoreSummary:
     source = buffer.part(0, namespace.layout.payload_bytes(len(keys)))
     session = await client.store(namespace, keys, 0, source, durability=durability, complete=True, unchained=True)
-    summary = await session.finish()
+    summary = await session.commit()
     await session.quiesced(10)
     return summary
 
 
 async def test_what_makes_no_sense_of_keys_that_are_no_prefix_is_refused(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys = some_keys(namespace, 4)
         buffer = client.allocate(namespace.layout.payload_bytes(4))
@@ -170,7 +170,7 @@ async def test_what_makes_no_sense_of_keys_that_are_no_prefix_is_refused(cluster
 async def test_many_objects_at_once_of_several_sizes(cluster: LocalCluster) -> None:
     """Into memory at places of their own, in any order; what is missing is told and leaves its place alone."""
     owner, generator = Owner(model="objects", version=os.urandom(4).hex()), np.random.default_rng(1)
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         objects = Objects(client, Durability.MEMORY)
         memory = client.allocate(64 << 20)
         assert memory.view is not None

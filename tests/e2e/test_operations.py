@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import yaml
 
-from quire.client import QuireClient, SyncClient
+from quire.client import AsyncClient, Client
 from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
@@ -147,7 +147,7 @@ async def test_a_roll_waits_until_copies_are_there_again(tmp_path: Path) -> None
                 await asyncio.sleep(0.2)
 
     with cluster:
-        async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+        async with AsyncClient(cluster.gateway_address, timeout_s=10) as client:
             stored = []
             for _ in range(24):
                 namespace = fresh_namespace()
@@ -279,7 +279,7 @@ def test_a_member_that_cannot_be_is_refused_and_says_so(
             time.sleep(0.1)
         refused = [json.loads(line) for line in log.read_text().splitlines() if "does not use this node" in line]
         assert len(refused) == 1 and why in refused[0]["error"] and refused[0]["level"] == "error"
-        with SyncClient(cluster.gateway_address) as client:
+        with Client(cluster.gateway_address) as client:
             nodes = [node.node_id for node in client.status() if node.node_id in ("storage-0", "x")]
         assert nodes == ["storage-0"]
 
@@ -296,5 +296,5 @@ def test_secrets_are_replaced_one_by_the_other(tmp_path: Path) -> None:
             cluster.restart(name, environment=also)
         cluster.kill("storage-0")
         cluster.restart("storage-0", environment={"QUIRE_CLUSTER_SECRET": new, "QUIRE_CLUSTER_SECRET_ALSO": old})
-        with SyncClient(cluster.gateway_address) as client:
+        with Client(cluster.gateway_address) as client:
             assert {"storage-0"} <= {node.node_id for node in client.status()}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.layout import Dtype, KvLayout
 from quire.wire.credentials import operator_token, page_token
@@ -62,7 +62,7 @@ def slow_delivery(cluster: LocalCluster) -> Iterator[None]:
 
 
 async def _deliver(cluster: LocalCluster, over: threading.Event) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace(_LAYOUT)
         await store(client, namespace, some_keys(namespace, 128), random_payload(namespace, 128))
         found = await client.lookup(namespace, some_keys(namespace, 128))
@@ -92,7 +92,7 @@ def _only_slow(running: list[dict[str, Any]]) -> bool:
 
 
 async def _work(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         await store(client, namespace, some_keys(namespace, 40), random_payload(namespace, 40))
         await fetch_all(client, await client.lookup(namespace, some_keys(namespace, 40)))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from redis.exceptions import RedisError
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.images import Rendering
@@ -52,7 +52,7 @@ def cluster(servers: RedisClusterServers, tmp_path_factory: pytest.TempPathFacto
 class _Load:
     """Prefixes that are stored and fetched all the while. `stored`: what was acknowledged, with its bytes."""
 
-    client: QuireClient
+    client: AsyncClient
     stored: dict[bytes, tuple[Namespace, ChunkKeys, np.ndarray[Any, Any]]] = field(default_factory=dict)
     fetched: int = 0
     failed: list[QuireError] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Load:
 
 @contextlib.asynccontextmanager
 async def _loaded(cluster: LocalCluster) -> AsyncIterator[_Load]:
-    async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+    async with AsyncClient(cluster.gateway_address, timeout_s=10) as client:
         load = _Load(client)
         tasks = [asyncio.create_task(load.run()) for _ in range(3)]
         try:
@@ -120,7 +120,7 @@ async def _more(load: _Load, count: int) -> None:
 
 async def test_all_that_uses_redis(cluster: LocalCluster, servers: RedisClusterServers) -> None:
     """Images by gRPC and HTTP, policies, keys, leases of leaders: each on the Cluster."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         ((latent, info),) = encode(pictures(1, 64))
         images = ImageClient(client)
         await images.put("cat", latent, info)

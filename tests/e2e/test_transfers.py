@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from quire.client import QuireClient, SlicePlaces
+from quire.client import AsyncClient, SlicePlaces
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, InvalidRequest, NotImplementedHere, TargetInvalid
@@ -22,7 +22,7 @@ async def test_what_was_stored_comes_back_layer_by_layer(
     cluster: LocalCluster, chunks: int, order: DeliveryOrder
 ) -> None:
     """Bytes are exact at the moment each layer is announced, with stripes from several storage nodes (700 chunks)."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks, seed=chunks)
         summary = await store(client, namespace, keys, payload)
@@ -40,7 +40,7 @@ async def test_what_was_stored_comes_back_layer_by_layer(
 @pytest.mark.usefixtures("each_way")
 async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalCluster) -> None:
     """A second store of a longer prefix stores what is new; the whole comes back."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
         await store(client, namespace, keys.run(0, 250), payload[:, :250])
@@ -55,7 +55,7 @@ async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalClus
 @pytest.mark.parametrize(("matching", "first"), [(700, 0), (35, 0), (35, 30), (35, 35), (0, 0)])
 async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, first: int, lease_ttl_ms: int) -> None:
     """What matches lies where it would if all of it did; what does not is left alone; the lease can be given back."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace, chunks = fresh_namespace(), 700
         keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks)
         if matching:
@@ -82,7 +82,7 @@ async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, f
 
 
 async def test_a_retrieval_that_is_refused_leaves_its_buffer_alone(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys = some_keys(namespace, 4)
         buffer = client.allocate(namespace.layout.payload_bytes(4))
@@ -97,7 +97,7 @@ async def test_a_retrieval_that_is_refused_leaves_its_buffer_alone(cluster: Loca
 @pytest.mark.usefixtures("each_way")
 async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
     """Another prompt matches as far as it agrees; another namespace not at all."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
         await store(client, namespace, keys, payload)
@@ -111,7 +111,7 @@ async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
 
 async def test_shards_are_looked_up_together(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request names as many shards as fit into a message. The answer has a lease for each shard."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         shards = []
         for has in (40, 0, 25):
             namespace = fresh_namespace()
@@ -131,7 +131,7 @@ async def test_shards_are_looked_up_together(cluster: LocalCluster, monkeypatch:
 
 async def test_concurrent_deliveries_do_not_mix(cluster: LocalCluster) -> None:
     """Six fetches of three prefixes by two clients at once: each gets its own bytes."""
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    async with AsyncClient(cluster.gateway_address) as one, AsyncClient(cluster.gateway_address) as two:
         stored = []
         for seed in range(3):
             namespace = fresh_namespace()
@@ -139,7 +139,7 @@ async def test_concurrent_deliveries_do_not_mix(cluster: LocalCluster) -> None:
             await store(one, namespace, keys, payload, durability=Durability.MEMORY)
             stored.append((namespace, keys, payload))
 
-        async def check(client: QuireClient, index: int) -> None:
+        async def check(client: AsyncClient, index: int) -> None:
             namespace, keys, payload = stored[index]
             got, _ = await fetch_all(client, await client.lookup(namespace, keys))
             assert np.array_equal(got, payload)
@@ -153,7 +153,7 @@ async def test_slices_land_in_an_engines_own_blocks(cluster: LocalCluster, order
 
     one begins behind 30 chunks that the engine has. Each slice is where its block is, and nothing else was touched.
     """
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace, blocks = fresh_namespace(), 500
         keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
@@ -191,7 +191,7 @@ async def test_slices_land_in_an_engines_own_blocks(cluster: LocalCluster, order
 
 async def test_transfers_share_a_registered_region(cluster: LocalCluster) -> None:
     """A fetch and a store at a time, in parts of one buffer; a part that is in use is refused, and so is closing it."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 40), random_payload(namespace, 40)
         await store(client, namespace, keys.run(0, 20), payload[:, :20], durability=Durability.MEMORY)
@@ -208,8 +208,8 @@ async def test_transfers_share_a_registered_region(cluster: LocalCluster) -> Non
         with pytest.raises(TargetInvalid, match="in use"):
             await client.fetch(found, room.part(payload.nbytes - 8, payload.nbytes))
         for layer in range(namespace.layout.num_layers):
-            session.layer_produced(layer)
-        assert (await session.finish()).stored_chunks == 20
+            session.layer_ready(layer)
+        assert (await session.commit()).stored_chunks == 20
         assert (await delivery.summary()).usable_chunks == 20
         await delivery.quiesced(10)
         got = left.layers(namespace.layout.num_layers, 20, namespace.layout.slice_bytes)
@@ -219,7 +219,7 @@ async def test_transfers_share_a_registered_region(cluster: LocalCluster) -> Non
 
 async def test_the_same_key_with_other_bytes_is_refused_and_the_first_kept(cluster: LocalCluster) -> None:
     """VERIFY reads the bytes and compares; a difference is ContentConflict. The stored bytes stay in any case."""
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload)
@@ -235,7 +235,7 @@ async def test_the_same_key_with_other_bytes_is_refused_and_the_first_kept(clust
 
 
 async def test_racing_stores_of_the_same_prefix_both_end_readable(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+    async with AsyncClient(cluster.gateway_address) as one, AsyncClient(cluster.gateway_address) as two:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
         await asyncio.gather(*(store(client, namespace, keys, payload) for client in (one, two)))
@@ -246,7 +246,7 @@ async def test_racing_stores_of_the_same_prefix_both_end_readable(cluster: Local
 
 
 async def test_eviction_spares_leased_chunks_and_frees_the_rest(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 30), random_payload(namespace, 30)
         await store(client, namespace, keys, payload)
@@ -265,7 +265,7 @@ async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
     """kill -9 of a storage node: what was acknowledged `local` comes back; a node without drives forgets `memory`."""
     folder = tmp_path_factory.mktemp("durable")
     with LocalCluster(folder, arena_bytes=64 << 20, drive_bytes=256 << 20) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             namespace = fresh_namespace()
             keys, payload = some_keys(namespace, 50), random_payload(namespace, 50)
             await store(client, namespace, keys, payload, durability=Durability.LOCAL)
@@ -275,7 +275,7 @@ async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
             assert np.array_equal((await fetch_all(client, found))[0], payload)
     settings = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
     with LocalCluster(tmp_path_factory.mktemp("volatile"), arena_bytes=64 << 20, settings=settings) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with AsyncClient(cluster.gateway_address) as client:
             await store(client, namespace, keys, payload, durability=Durability.MEMORY)
             with pytest.raises(NotImplementedHere, match="no drive"):
                 await store(client, fresh_namespace(), keys, payload, durability=Durability.LOCAL)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.transformers import Prefill, PrefixCache
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import block_keys
@@ -53,7 +53,7 @@ def test_logits_are_bit_identical_to_kv_in_memory(running: LocalCluster, shared:
     model = small_model(dtype)
     first = prompt(640, seed=shared)
     second = torch.cat([first[:, :shared], (first[:, shared : shared + 1] + 1) % 97, prompt(50, seed=9)], dim=1)
-    with SyncClient(running.gateway_address) as client:
+    with Client(running.gateway_address) as client:
         cache = PrefixCache(model, client, model_id=f"test-{shared}")
         stored = cache.prefill(first)
         assert stored.reused_tokens == 0 and stored.wait_stored() == 40
@@ -68,7 +68,7 @@ def test_logits_are_bit_identical_to_kv_in_memory(running: LocalCluster, shared:
 def test_the_same_prompt_again_computes_one_token(running: LocalCluster) -> None:
     """A prompt that is cached whole still leaves its last token to the model, which needs its logits."""
     model, ids = small_model(), prompt(320, seed=77)
-    with SyncClient(running.gateway_address) as client:
+    with Client(running.gateway_address) as client:
         cache = PrefixCache(model, client, model_id="again")
         stored = cache.prefill(ids)
         stored.wait_stored()
@@ -80,7 +80,7 @@ def test_the_same_prompt_again_computes_one_token(running: LocalCluster) -> None
 def test_a_batch_or_no_prompt_is_refused(running: LocalCluster) -> None:
     """The first row of a batch was stored, and a second run failed inside."""
     model, ids = small_model(), prompt(320, seed=78)
-    with SyncClient(running.gateway_address) as client:
+    with Client(running.gateway_address) as client:
         cache = PrefixCache(model, client, model_id="batches")
         for refused in (ids.repeat(2, 1), ids[0], ids[:, :0]):
             with pytest.raises(InvalidRequest, match="one prompt"):
@@ -92,7 +92,7 @@ def test_a_batch_or_no_prompt_is_refused(running: LocalCluster) -> None:
 def test_decoding_continues_from_a_delivered_prefix(running: LocalCluster) -> None:
     """The returned cache is an ordinary cache: greedy tokens equal those of a plain run."""
     model, ids = small_model(), prompt(200, seed=5)
-    with SyncClient(running.gateway_address) as client:
+    with Client(running.gateway_address) as client:
         cache = PrefixCache(model, client, model_id="decode")
         cache.prefill(ids).wait_stored()
         result = cache.prefill(ids)
@@ -112,13 +112,13 @@ def test_reuse_across_restarts_of_every_process(tmp_path: Path) -> None:
     longer = torch.cat([ids, prompt(30, seed=2)], dim=1)
     with (
         LocalCluster(tmp_path, storage_nodes=3, arena_bytes=64 << 20) as cluster,
-        SyncClient(cluster.gateway_address) as client,
+        Client(cluster.gateway_address) as client,
     ):
         stored = PrefixCache(model, client, model_id="m").prefill(ids)
         stored.wait_stored()
     with (
         LocalCluster(tmp_path, storage_nodes=3, arena_bytes=64 << 20) as cluster,
-        SyncClient(cluster.gateway_address) as client,
+        Client(cluster.gateway_address) as client,
     ):
         reused = PrefixCache(model, client, model_id="m").prefill(longer)
         assert reused.reused_tokens == 400
@@ -131,7 +131,7 @@ def test_failures_cost_a_recompute_and_never_a_wrong_token(tmp_path: Path) -> No
     expected = recompute(model, ids)
     no_objects = {"QUIRE_STORAGE_OBJECT_URL": ""}  # else the other node would have the chunks from there
     cluster = LocalCluster(tmp_path, storage_nodes=2, arena_bytes=64 << 20, settings=no_objects)
-    with cluster, SyncClient(cluster.gateway_address) as client:
+    with cluster, Client(cluster.gateway_address) as client:
         cache = PrefixCache(model, client, model_id="m")
         cache.prefill(ids).wait_stored()
         keys = block_keys(cache.namespace, ids[0].tolist())

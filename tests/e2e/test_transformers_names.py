@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations import transformers
 from quire.integrations.transformers import PrefixCache
 from quire.model.errors import ConfigInvalid
@@ -21,10 +21,10 @@ REUSED = 96
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncClient]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with (
         LocalCluster(tmp_path_factory.mktemp("names"), arena_bytes=128 << 20) as cluster,
-        SyncClient(cluster.gateway_address) as client,
+        Client(cluster.gateway_address) as client,
     ):
         yield client
 
@@ -59,7 +59,7 @@ def _positions(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_by_torch, _past_torch, _one_tensor, _positions])
-def test_weights_that_change_in_place_have_other_states(client: SyncClient, change: Callable[[Any], None]) -> None:
+def test_weights_that_change_in_place_have_other_states(client: Client, change: Callable[[Any], None]) -> None:
     """A step of training, an adapter that is merged: the cache lives on."""
     model = small_model()
     cache = PrefixCache(model, client, model_id=f"in place {change.__name__}")
@@ -72,7 +72,7 @@ def test_weights_that_change_in_place_have_other_states(client: SyncClient, chan
     assert cache.namespace != first
 
 
-def test_the_fault_put_back_gives_states_of_old_weights(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fault_put_back_gives_states_of_old_weights(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "weights_mark", lambda model: ())
     model = small_model()
     cache = PrefixCache(model, client, model_id="fault")
@@ -99,7 +99,7 @@ def test_the_fault_put_back_gives_states_of_old_weights(client: SyncClient, monk
     ],
     ids=["theta", "yarn", "linear", "norm"],
 )
-def test_another_configuration_has_other_states(client: SyncClient, settings: dict[str, Any]) -> None:
+def test_another_configuration_has_other_states(client: Client, settings: dict[str, Any]) -> None:
     """The weights are the same."""
     plain, changed = small_model(), small_model(**settings)
     PrefixCache(plain, client, model_id="configuration").prefill(IDS).wait_stored()
@@ -107,14 +107,14 @@ def test_another_configuration_has_other_states(client: SyncClient, settings: di
     _right(plain, PrefixCache(plain, client, model_id="configuration"), REUSED)
 
 
-def test_positions_that_depend_on_the_prompt_are_refused(client: SyncClient) -> None:
+def test_positions_that_depend_on_the_prompt_are_refused(client: Client) -> None:
     """A prefix has other keys in each prompt."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     with pytest.raises(ConfigInvalid, match="length of a prompt"):
         PrefixCache(small_model(rope_parameters=rope), client, model_id="dynamic")
 
 
-def test_a_prefill_tells_for_how_long_layers_compute(client: SyncClient) -> None:
+def test_a_prefill_tells_for_how_long_layers_compute(client: Client) -> None:
     """The window follows from the times of earlier prefills, three at least."""
     model = small_model()
     cache = PrefixCache(model, client, model_id="windows")

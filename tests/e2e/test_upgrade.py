@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.errors import DeadlineExceeded
 from quire_tools.local import LocalCluster
 from tests.e2e.rolling import roll
@@ -64,7 +64,7 @@ def cluster(before: Path, tmp_path: Path) -> Iterator[LocalCluster]:
 @pytest.mark.parametrize("first", ["orchestrators", "members"])
 async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before: Path, first: str) -> None:
     """Orchestrators first or last; while both releases run, orchestrators take members that prove nothing."""
-    with SyncClient(cluster.gateway_address) as client:
+    with Client(cluster.gateway_address) as client:
         before_that = {node.node_id: node.protocol_version for node in client.status()}
     assert set(before_that.values()) == {3}, "the release before runs"
     orchestrators = [name for name in cluster.names if name.startswith("orchestrator")]
@@ -76,7 +76,7 @@ async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before
     for name in orchestrators:  # from here on members prove that they know the secret
         cluster.renew(name, environment={"QUIRE_ACCEPT_UNPROVEN": "false"})
     await asyncio.sleep(_EXPIRED_S)  # who was refused since is gone
-    with SyncClient(cluster.gateway_address) as client:
+    with Client(cluster.gateway_address) as client:
         nodes = {node.node_id: node.protocol_version for node in client.status()}
     assert nodes == dict.fromkeys(before_that, 4)
 

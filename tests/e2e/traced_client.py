@@ -10,7 +10,7 @@ import time
 import numpy as np
 from opentelemetry import trace
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.latents import LatentInfo, Normalisation, Vae
 from quire.model.layout import Dtype, KvLayout
@@ -27,7 +27,7 @@ async def main(gateway: str, weights: str = "") -> None:
     keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
     ids: dict[str, object] = {}
     wall_s: dict[str, float] = {}
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         with tracer().start_as_current_span("engine.store") as root:
             ids["store"] = _id(root)
             await store(client, namespace, keys, payload)
@@ -51,7 +51,7 @@ async def main(gateway: str, weights: str = "") -> None:
     print(json.dumps({"ids": ids, "wall_s": wall_s}))
 
 
-async def _image(client: QuireClient, weights: str, ids: dict[str, object]) -> None:
+async def _image(client: AsyncClient, weights: str, ids: dict[str, object]) -> None:
     images = ImageClient(client)
     values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
     info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights), 64, 64, Normalisation())

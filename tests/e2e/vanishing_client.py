@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.hashing import Namespace
 from quire.model.layout import Dtype, KvLayout
@@ -14,7 +14,7 @@ from tests.e2e.helpers import some_keys
 
 async def main(gateway: str, version: str, chunks: int) -> None:
     namespace = Namespace("test", version, KvLayout(16, 16, 8, 128, Dtype.BF16))
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         found = await client.lookup(namespace, some_keys(namespace, chunks), lease_ttl_ms=300_000)
         buffer = client.allocate(namespace.layout.payload_bytes(chunks))
         delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.nodes import Role
 from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
@@ -189,7 +189,7 @@ def _listens(port: int) -> bool:
 
 
 def _until_used(gateway: str, length: int) -> None:
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         until(
             lambda: sum(node.used_bytes for node in client.status() if node.role is Role.STORAGE) >= length,
             "it is in Quire",

@@ -178,9 +178,9 @@ def _events_at(port: int) -> list[str]:
 
 async def _until_stored(gateway: str, naming: Any, prompt: Sequence[int]) -> None:
     """The keys that the router computes are in Quire."""
-    from quire.client import QuireClient
+    from quire.client import AsyncClient
 
     keys = naming.keys(prompt, "")
-    async with QuireClient(gateway) as client, asyncio.timeout(LONG_S):
+    async with AsyncClient(gateway) as client, asyncio.timeout(LONG_S):
         while (await client.lookup(naming.namespace, keys, lease_ttl_ms=0)).matched_chunks < len(keys):
             await asyncio.sleep(0.2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.nodes import Role
 from quire_tools.local import LocalCluster
 from tests.engines import stubs
@@ -90,7 +90,7 @@ def _sglang(model: Path, log: Path, gateway: str = "", **extra: Any) -> Iterator
 
 
 def _stored(cluster: LocalCluster, pages: int) -> None:
-    with SyncClient(cluster.gateway_address) as client:
+    with Client(cluster.gateway_address) as client:
         until(
             lambda: sum(node.used_bytes for node in client.status() if node.role is Role.STORAGE) >= pages * PAGE_BYTES,
             f"{pages} pages are stored",
@@ -128,7 +128,7 @@ def test_loads_have_the_window_that_the_last_loads_measured(tiny_model: Path, tm
     layerwise = {"QUIRE_STORAGE_THETA_BYTES": "0"}
     with (
         LocalCluster(tmp_path / "cluster", arena_bytes=128 << 20, drive_bytes=128 << 20, settings=layerwise) as cluster,
-        SyncClient(cluster.gateway_address) as client,
+        Client(cluster.gateway_address) as client,
         _sglang(tiny_model, tmp_path / "log", cluster.gateway_address) as sglang,
     ):
         expected, _ = sglang.tokens(PROMPT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.descriptor import DeliveryOrder
 from quire.model.urgency import Urgency
 from quire_tools.local import LocalCluster
@@ -18,7 +18,7 @@ from tests.polling import until
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
 
 
-def _observed(client: SyncClient) -> float:
+def _observed(client: Client) -> float:
     """Deliveries from which the scheduler has learned."""
     return max(node.stats.get("observed", 0) for node in client.status())
 
@@ -79,7 +79,7 @@ def test_a_layerwise_load_has_the_window_of_its_step(tiny_model: Path, engine_cl
     """A layer is due when the layers before that layer are computed; the scheduler learns from the engine's waits."""
     with (
         engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire,
-        SyncClient(engine_cluster.gateway_address) as client,
+        Client(engine_cluster.gateway_address) as client,
     ):
         answer, urgencies = _warm(quire), _urgencies(quire)
         prompt = [*PROMPT, *([5] * 700)]  # so that the step computes for a while
@@ -102,7 +102,7 @@ def test_an_asynchronous_load_has_the_window_of_the_step_that_others_compute(
     """An idle engine says nothing of when it needs a load, so that the load is as fast as the link."""
     with (
         engine(tiny_model, layer_cluster.gateway_address) as quire,
-        SyncClient(layer_cluster.gateway_address) as client,
+        Client(layer_cluster.gateway_address) as client,
     ):
         answer, urgencies = _warm(quire), _urgencies(quire)
         assert quire.tokens(PROMPT)[0] == answer

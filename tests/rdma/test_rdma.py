@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
@@ -49,18 +49,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         running.stop()
 
 
-async def _deliveries(client: QuireClient) -> float:
+async def _deliveries(client: AsyncClient) -> float:
     return sum(node.stats.get("deliveries", 0) for node in await client.status() if node.node_id == "storage-0")
 
 
-async def _stored(client: QuireClient, namespace: Namespace) -> ChunkKeys:
+async def _stored(client: AsyncClient, namespace: Namespace) -> ChunkKeys:
     keys, payload = some_keys(namespace, _CHUNKS), random_payload(namespace, _CHUNKS)
     await store(client, namespace, keys, payload, durability=Durability.MEMORY)
     return keys
 
 
 @contextlib.asynccontextmanager
-async def _receiving(cluster: LocalCluster, client: QuireClient) -> AsyncIterator[subprocess.Popen[str]]:
+async def _receiving(cluster: LocalCluster, client: AsyncClient) -> AsyncIterator[subprocess.Popen[str]]:
     """Run another client, which is in the middle of a delivery."""
     namespace = Namespace("test", os.urandom(8).hex(), _LARGE)
     await _stored(client, namespace)
@@ -76,7 +76,7 @@ async def _receiving(cluster: LocalCluster, client: QuireClient) -> AsyncIterato
         receiver.wait()
 
 
-async def _is_served(client: QuireClient) -> int:
+async def _is_served(client: AsyncClient) -> int:
     """Store and receive, and compare. Return the bytes that moved."""
     namespace = fresh_namespace()
     keys, payload = some_keys(namespace, _CHUNKS), random_payload(namespace, _CHUNKS)
@@ -88,14 +88,14 @@ async def _is_served(client: QuireClient) -> int:
 
 
 async def test_what_was_stored_is_delivered_over_verbs(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         packets = int(_SENT.read_text())
         moved_bytes = await _is_served(client)
         assert (int(_SENT.read_text()) - packets) * _PACKET_BYTES >= moved_bytes
 
 
 async def test_a_killed_client_costs_its_own_delivery(cluster: LocalCluster) -> None:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         async with _receiving(cluster, client) as receiver:
             await eventually(lambda: _deliveries(client), "the delivery shows in the stats")
             receiver.kill()
@@ -109,7 +109,7 @@ async def test_a_killed_client_costs_its_own_delivery(cluster: LocalCluster) -> 
 
 async def test_a_frozen_client_delays_no_other(cluster: LocalCluster) -> None:
     """Writes to its memory need nothing of it."""
-    async with QuireClient(cluster.gateway_address) as client, _receiving(cluster, client) as receiver:
+    async with AsyncClient(cluster.gateway_address) as client, _receiving(cluster, client) as receiver:
         receiver.send_signal(signal.SIGSTOP)
         await _is_served(client)
 

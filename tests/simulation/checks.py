@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import QuireError
 from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER
@@ -62,7 +62,7 @@ class Checks:
         self._day.history.sessions_end()
         await client.close()
 
-    async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
+    async def _inspect_prefix(self, client: AsyncClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
         """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each; and
         a drive may turn out to have failed, once at each node.
         """

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.testing.simulation import Process, SimChannels, SimNearestTransport, SimulatedLoop
 from tests.simulation.cluster import Cluster
@@ -16,14 +16,14 @@ Result = TypeVar("Result")
 
 
 async def with_client(
-    loop: SimulatedLoop, scenario: Callable[[Cluster, QuireClient], Coroutine[Any, Any, Result]]
+    loop: SimulatedLoop, scenario: Callable[[Cluster, AsyncClient], Coroutine[Any, Any, Result]]
 ) -> Result:
     """Run a scenario in the process of a client of a new cluster."""
     cluster = Cluster(loop)
     await cluster.start()
     process = Process("client")
     channels: Any = SimChannels(cluster.network, process)
-    client = QuireClient("gateway-0", transport=SimNearestTransport(cluster.fabric, process), channels=channels)
+    client = AsyncClient("gateway-0", transport=SimNearestTransport(cluster.fabric, process), channels=channels)
 
     async def run() -> Result:
         await client.start()
@@ -33,12 +33,12 @@ async def with_client(
     return await task
 
 
-async def stored_prefix(cluster: Cluster, client: QuireClient, durability: Durability, number: int = 0) -> Prefix:
+async def stored_prefix(cluster: Cluster, client: AsyncClient, durability: Durability, number: int = 0) -> Prefix:
     """Store a prefix of the cluster, the first one by default. Raises what the store raises."""
     prefix = prefixes(cluster.loop.random)[number]
     buffer = client.allocate(LAYOUT.payload_bytes(len(prefix.keys)))
     session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=durability)
     for layer in range(LAYOUT.num_layers):
-        session.layer_produced(layer)
-    assert (await session.finish()).stored_chunks == len(prefix.keys)
+        session.layer_ready(layer)
+    assert (await session.commit()).stored_chunks == len(prefix.keys)
     return prefix

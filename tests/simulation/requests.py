@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
@@ -21,7 +21,7 @@ _FOLLOW_S = 0.3
 _ENDED_S = 1.0  # in which a follower ends, once nothing of a store can arrive any more
 
 
-async def retain(day: Day, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+async def retain(day: Day, client: AsyncClient, prefix: Prefix, rng: random.Random) -> str:
     """Kept for a while, whatever needs room or is evicted. A later one of the same chunks replaces the time."""
     asked_s, seconds, keys = day.loop.time(), rng.uniform(0.5, 6.0), list(prefix.keys)
     for key in keys:  # one of a tenant on a chunk replaces the one before
@@ -32,7 +32,7 @@ async def retain(day: Day, client: QuireClient, prefix: Prefix, rng: random.Rand
     return f"done, {count} retained"
 
 
-async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+async def garbage(day: Day, client: AsyncClient, prefix: Prefix, rng: random.Random) -> str:
     """Invalid keys: repeated ones are refused, unknown ones in between cost a miss.
 
     A look-up by a sample need not see a repetition; then the fetch of what it found does.
@@ -48,7 +48,7 @@ async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Ran
                     return "done, nothing found"
                 await client.fetch(lookup, buffer)
             else:
-                await (await client.store(prefix.namespace, repeated, 0, buffer)).finish()
+                await (await client.store(prefix.namespace, repeated, 0, buffer)).commit()
         except KeysInvalid:
             return "done"
         except QuireError as error:
@@ -59,7 +59,7 @@ async def garbage(day: Day, client: QuireClient, prefix: Prefix, rng: random.Ran
     return await day.fetch(client, mixed, rng, cancel=False)
 
 
-async def follow(day: Day, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+async def follow(day: Day, client: AsyncClient, prefix: Prefix, rng: random.Random) -> str:
     """Store and receive the same chunks at a time. The store, or the follower, may be given up; either may be first."""
     cancelled = rng.choice(["", "", "store", "follower"])
     prefix = Prefix(prefix.namespace, prefix.keys.run(0, rng.randrange(1, len(prefix.keys) + 1)))

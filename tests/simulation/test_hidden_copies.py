@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
 from quire.model.iocb import Op
@@ -31,14 +31,14 @@ def _fail(disk: SimDisk, operations: Sequence[Op]) -> None:
     disk.fault = lambda op, at, offset, length: -errno.EIO if op in operations else None
 
 
-async def _matches(client: QuireClient, prefix: Prefix, chunks: int) -> None:
+async def _matches(client: AsyncClient, prefix: Prefix, chunks: int) -> None:
     async with asyncio.timeout(_WAITED_S):
         while (await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)).matched_chunks != chunks:
             await asyncio.sleep(_PAUSE_S)
 
 
 async def _found_again(
-    cluster: Cluster, client: QuireClient, *, restarts: bool, evicts: bool, retires: bool = False
+    cluster: Cluster, client: AsyncClient, *, restarts: bool, evicts: bool, retires: bool = False
 ) -> int:
     """Let the drives of every node fail, evict, and let them work: how many chunks look-ups find then.
 

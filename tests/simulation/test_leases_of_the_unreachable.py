@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.testing.simulation import simulate
 from tests.simulation.cluster import Cluster
@@ -17,7 +17,7 @@ from tests.simulation.prefixes import LAYOUT
 _LEASED_S, _UNDER_WAY_S, _LOOKED_S = 300, 0.02, 120.0
 
 
-async def _evicted(cluster: Cluster, client: QuireClient) -> int:
+async def _evicted(cluster: Cluster, client: AsyncClient) -> int:
     """Abort a delivery, and break its connection before it is over; how many of the leased chunks can be evicted."""
     prefix = await stored_prefix(cluster, client, Durability.LOCAL)
     leased = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=1000 * _LEASED_S)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from quire.client import Lookup, QuireClient
+from quire.client import AsyncClient, Lookup
 from quire.model.durability import Durability
 from quire.testing.simulation import simulate
 from tests.simulation.cluster import Cluster, SimHolders
@@ -19,7 +19,7 @@ _HEARTBEAT_S = 0.25  # of the simulated cluster, whose members count as dead aft
 _IN_A_ROW = 10
 
 
-async def _loss(cluster: Cluster, client: QuireClient) -> float:
+async def _loss(cluster: Cluster, client: AsyncClient) -> float:
     """Store with two copies, crash the node that look-ups name: seconds until they name the other."""
     prefix = await stored_prefix(cluster, client, Durability.REPLICATED)
     count = len(prefix.keys)
@@ -37,7 +37,7 @@ async def _loss(cluster: Cluster, client: QuireClient) -> float:
     return since_s - crashed_s
 
 
-async def _found(client: QuireClient, prefix: Prefix) -> Lookup:
+async def _found(client: AsyncClient, prefix: Prefix) -> Lookup:
     return await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)
 
 

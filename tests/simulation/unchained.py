@@ -7,7 +7,7 @@ import hashlib
 import random
 from typing import TYPE_CHECKING
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -30,7 +30,7 @@ class UnchainedLoad:
         namespace = Namespace("objects", "v1", LAYOUT, b"tenant-0")
         self.chunks = Prefix(namespace, ChunkKeys(b"".join(hashlib.sha256(name).digest() for name in names)))
 
-    async def operate(self, client: QuireClient, rng: random.Random) -> str:
+    async def operate(self, client: AsyncClient, rng: random.Random) -> str:
         """Store some of the chunks, read all that are there, or evict one."""
         match rng.choice(["store", "store", "read", "read", "evict"]):
             case "store":
@@ -42,7 +42,7 @@ class UnchainedLoad:
                 one = self.chunks.keys.pick([rng.randrange(_COUNT)])
                 return f"done, {await client.evict(self.chunks.namespace, one)} went"
 
-    async def check(self, client: QuireClient) -> None:
+    async def check(self, client: AsyncClient) -> None:
         """All that was acknowledged can be read."""
         history = self._day.history
         promised = [key for key in self.chunks.keys if key in history.promises]
@@ -54,7 +54,7 @@ class UnchainedLoad:
             await asyncio.sleep(1.0)
         raise history.fail("acknowledged, and no part of any prefix: it cannot be read", missing[0])
 
-    async def _store(self, client: QuireClient, rng: random.Random) -> str:
+    async def _store(self, client: AsyncClient, rng: random.Random) -> str:
         day, layout = self._day, self.chunks.layout
         keys = self.chunks.keys.pick(sorted(rng.sample(range(_COUNT), rng.randrange(1, 5))))
         level, began_s, disturbed = rng.choice(list(Durability)), day.loop.time(), day.disturbed
@@ -70,7 +70,7 @@ class UnchainedLoad:
             day.acknowledge(await day.finish(session), keys, level, began_s, disturbed)
         return "done"
 
-    async def _read(self, client: QuireClient) -> set[bytes]:
+    async def _read(self, client: AsyncClient) -> set[bytes]:
         """Read all that are there, and check their bytes; the keys of those that arrived."""
         layout, keys = self.chunks.layout, list(self.chunks.keys)
         async with self._day.buffer(client, self.chunks, _COUNT) as buffer:

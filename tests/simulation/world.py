@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.client.delivery import Delivery
 from quire.client.memory.buffers import Buffer
 from quire.client.memory.quiescence import unheard_s
@@ -143,7 +143,7 @@ class Day:
         process = Process("storer")
         await process.start(self._store_each(self.client_of(process)))
 
-    async def _store_each(self, client: QuireClient) -> None:
+    async def _store_each(self, client: AsyncClient) -> None:
         await client.start()
         for prefix in self.prefixes:
             count = len(prefix.keys)
@@ -154,17 +154,17 @@ class Day:
                     self.history.sent(key, 0)
                 session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=Durability.LOCAL)
                 for layer in range(prefix.layout.num_layers):
-                    session.layer_produced(layer)
+                    session.layer_ready(layer)
                 await self.finish(session)
         await client.close()
 
-    def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
+    def client_of(self, process: Process, timeout_s: float = 20.0) -> AsyncClient:
         channels: Any = SimChannels(self.cluster.network, process)
         transport = SimNearestTransport(self.cluster.fabric, process)
         gateway = (
             f"gateway-{int(process.name.rpartition('-')[2] or 0) % GATEWAYS}" if "-" in process.name else "gateway-0"
         )
-        return QuireClient(gateway, transport=transport, timeout_s=timeout_s, channels=channels)
+        return AsyncClient(gateway, transport=transport, timeout_s=timeout_s, channels=channels)
 
     def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
         self.history.tell(self.loop.time(), text, keys)
@@ -204,7 +204,7 @@ class Day:
         self.history.sessions_end()
         await client.close()
 
-    async def _leave(self, client: QuireClient) -> None:
+    async def _leave(self, client: AsyncClient) -> None:
         """Wait until all memory is back: at most until the permits of unanswered transfers have ended."""
         for _ in range(round(10 * (_CLIENT_S + unheard_s(_CLIENT_S))) + 1):
             if not client._transfers:
@@ -217,7 +217,7 @@ class Day:
         ]
         raise self.history.fail(f"memory is lent after its permits' end: {left}")
 
-    async def _operate(self, client: QuireClient, rng: random.Random, number: int, kind: str) -> None:
+    async def _operate(self, client: AsyncClient, rng: random.Random, number: int, kind: str) -> None:
         kind = kind or ("fetch" if self.reads_only else rng.choice(_KINDS))
         count = len(self.prefixes)
         prefix = self.prefixes[min(rng.randrange(count), rng.randrange(count))]
@@ -242,7 +242,7 @@ class Day:
             self.history.count(f"{kind}: {outcome}")
         self.tell(f"client-{number}: {kind}: {outcome} after {took_s:.3f} s", list(prefix.keys))
 
-    async def _one(self, kind: str, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+    async def _one(self, kind: str, client: AsyncClient, prefix: Prefix, rng: random.Random) -> str:
         match kind:
             case "store":
                 return await self.store(client, prefix, rng, cancel=False)
@@ -277,7 +277,7 @@ class Day:
 
     async def store(
         self,
-        client: QuireClient,
+        client: AsyncClient,
         prefix: Prefix,
         rng: random.Random,
         *,
@@ -303,7 +303,7 @@ class Day:
             )
             for layer in range(0 if complete else prefix.layout.num_layers):
                 await asyncio.sleep(rng.uniform(0, 0.004))
-                session.layer_produced(layer)
+                session.layer_ready(layer)
             if cancel:
                 await asyncio.sleep(rng.uniform(0, 0.02))
                 await session.cancel(20.0)
@@ -340,7 +340,7 @@ class Day:
 
     async def fetch(
         self,
-        client: QuireClient,
+        client: AsyncClient,
         prefix: Prefix,
         rng: random.Random,
         *,
@@ -374,7 +374,7 @@ class Day:
 
     async def retrieve(
         self,
-        client: QuireClient,
+        client: AsyncClient,
         prefix: Prefix,
         rng: random.Random,
         order: DeliveryOrder,
@@ -463,7 +463,7 @@ class Day:
             raise self.history.fail("the bytes under a key are others than before, and it was not evicted", key)
 
     @contextlib.asynccontextmanager
-    async def buffer(self, client: QuireClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:
+    async def buffer(self, client: AsyncClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:
         """Memory of one transfer, looked at once more when it is the caller's again: nothing may be written then."""
         buffer = client.allocate(prefix.layout.payload_bytes(chunks))
         assert buffer.view is not None

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from rich.progress import Progress
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import InvalidRequest
 from quire.wire.credentials import Caller
 from quire_bench.decoder.image_store.server import put_png
@@ -125,7 +125,7 @@ def _cluster(folder: Path, settings: dict[str, str], modules: dict[str, str] | N
 async def _store(cluster: LocalCluster, names: list[str], size: int) -> list[tuple[int, int]]:
     """Bytes of each image as a PNG and as a latent record. The PNG is of the decode: all set-ups answer alike."""
     sizes, orchestrator = [], (cluster.address("orchestrator"), Caller("gateway", cluster.secret.encode()))
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         for name, (latent, info) in zip(names, encode(pictures(len(names), size)), strict=True):
             entry = await images.put(name, latent, info)
@@ -140,7 +140,7 @@ async def _replay(gateway: str, names: list[str], settings: LiveSettings, step: 
     outcome = Outcome()
     warm, counted = names[: settings.warmup], names[settings.warmup :]
     times = np.cumsum(np.random.default_rng(settings.seed).exponential(1 / settings.rate, len(counted)))
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         images = ImageClient(client)
         upcoming = iter(warm)
 

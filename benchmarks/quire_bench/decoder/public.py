@@ -23,7 +23,7 @@ import aiohttp
 import numpy as np
 from rich.progress import Progress
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import NodeUnavailable
 from quire_bench.processor import seconds_of
 from quire_tools.local import LocalCluster
@@ -78,7 +78,7 @@ def run(samples: int, large: int, seconds: float, show_progress: bool = True) ->
 
 
 async def _measure(cluster: LocalCluster, samples: int, large: int, seconds: float, step: Callable[[], None]) -> _Site:
-    async with QuireClient(cluster.gateway_address) as client:
+    async with AsyncClient(cluster.gateway_address) as client:
         ((latent, info),) = encode(pictures(1, 256))
         await ImageClient(client).put("cat", latent, info)
     services = [cluster.pid(name) for name in cluster.names]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from rich.progress import Progress
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire_bench.papers.latentbox.serving import Found, Serving, paper_setups, timed
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
@@ -84,7 +84,7 @@ def run(trace: ImageTrace, requests: int, seed: int, show_progress: bool = True)
 
 async def _replay(gateway: str, wanted: list[int], gaps: Any, times: list[float], step: Callable[[], object]) -> _Run:
     """An open loop at those times; if there are none, so fast that the busier owner is as busy as was asked for."""
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         images, owner_of, decode_us = ImageClient(client), dict[int, str](), list[int]()
         for at, (latent, info) in enumerate(encode(pictures(_IMAGES, _SIZE))):
             await images.put(f"i{at}", latent, info)

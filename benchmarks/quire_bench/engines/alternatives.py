@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire_bench.peers.stores import redis_server, redis_used_bytes
@@ -86,7 +86,7 @@ def quire(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Ite
     with LocalCluster(folder, arena_bytes=room_bytes, drive_bytes=room_bytes, settings=slab) as cluster:
 
         def stored() -> float:
-            with SyncClient(cluster.gateway_address) as client:
+            with Client(cluster.gateway_address) as client:
                 return float(sum(node.used_bytes for node in client.status() if node.role is Role.STORAGE))
 
         yield Kept(lambda: vllm_engine(model, cluster.gateway_address, {}, **settings), stored)

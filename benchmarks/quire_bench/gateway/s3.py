@@ -17,7 +17,7 @@ import typer
 from obstore.store import S3Store
 from rich.progress import track
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
@@ -53,7 +53,7 @@ class Bench:
     """A running cluster and its clients."""
 
     def __init__(
-        self, cluster: LocalCluster, key: tuple[str, str], client: QuireClient, http: SignedHttp, total: int
+        self, cluster: LocalCluster, key: tuple[str, str], client: AsyncClient, http: SignedHttp, total: int
     ) -> None:
         self.total = total
         self.client = client
@@ -193,7 +193,7 @@ def run_paths(sizes: list[int], at_once: list[int], total: int, show_progress: b
     async def measure(cluster: LocalCluster) -> None:
         key = await _key(cluster)
         async with (
-            QuireClient(cluster.gateway_address, transport=data_plane(OFF)) as client,
+            AsyncClient(cluster.gateway_address, transport=data_plane(OFF)) as client,
             SignedHttp(f"http://{cluster.s3_address}", *key) as http,
         ):
             await http.send("PUT", "/bench")
@@ -228,7 +228,7 @@ def run_breakdown(sizes: list[int], requests: int = 40) -> Report:
     async def measure(cluster: LocalCluster, size: int) -> tuple[str, list[float], float]:
         key, space, trace_id = await _key(cluster), _chunks_of(size, cluster), os.urandom(16).hex()
         async with (
-            QuireClient(cluster.gateway_address, transport=data_plane(OFF)) as client,
+            AsyncClient(cluster.gateway_address, transport=data_plane(OFF)) as client,
             SignedHttp(f"http://{cluster.s3_address}", *key) as http,
         ):
             buffer, path = client.allocate(size), f"/quire-kv/{space.tag.hex()}/{os.urandom(32).hex()}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quire.client import Buffer, SyncClient
+from quire.client import Buffer, Client
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InternalError, QuireError
@@ -40,7 +40,7 @@ class Way:
 class Deliveries:
     """One prefix of `mib` MiB in `layers` layers, stored once, delivered into the device's memory as often as asked."""
 
-    def __init__(self, client: SyncClient, device: Device, mib: int, layers: int) -> None:
+    def __init__(self, client: Client, device: Device, mib: int, layers: int) -> None:
         self._client, self._device = client, device
         self.layers = layers
         layout = KvLayout(layers, 16, 8, 128, Dtype.BF16)
@@ -54,7 +54,7 @@ class Deliveries:
         self.notes: list[str] = []
         stored = client.register(self._source)
         session = client.store(self._namespace, self._keys, 0, stored, durability=Durability.MEMORY, complete=True)
-        session.finish()
+        session.commit()
         session.quiesced(_TIMEOUT_S)
         client.free(stored)
 

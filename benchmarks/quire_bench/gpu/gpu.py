@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report
 
@@ -30,7 +30,7 @@ def run(name: str, mib: int, layers: int, sizes: list[int], engines: list[str], 
     dtypes = ["float16", "bfloat16"] if device.is_cuda else ["float32"]
     with tempfile.TemporaryDirectory(prefix="quire-gpu-") as folder:
         cluster = LocalCluster(Path(folder) / "cluster", arena_bytes=max(256, 2 * mib) << 20, settings=_SETTINGS)
-        with cluster, SyncClient(cluster.gateway_address) as client:
+        with cluster, Client(cluster.gateway_address) as client:
             deliveries = delivery.Deliveries(client, device, mib, layers)
             report.rows += delivery.measure(deliveries, device, rounds)
             report.notes += deliveries.notes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.transformers import PrefixCache
 from quire.model.durability import Durability
 from quire.model.errors import InternalError
@@ -18,7 +18,7 @@ from quire_tools.report import Row
 _LAYERS, _PREFIX, _NEW = 4, 512, 65
 
 
-def compare(client: SyncClient, device: Device, dtype: torch.dtype) -> Row:
+def compare(client: Client, device: Device, dtype: torch.dtype) -> Row:
     """Raises `InternalError` where a logit differs in a bit."""
     torch.manual_seed(3)
     config = LlamaConfig(

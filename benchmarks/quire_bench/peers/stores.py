@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, SyncClient
+from quire.client import Buffer, Client
 from quire.integrations.objects import Objects, Owner, Place, plain_layout
 from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid, InternalError
@@ -56,7 +56,7 @@ class QuireStore:
     name = "Quire"
 
     def __init__(self, cluster: LocalCluster) -> None:
-        self._client = SyncClient(cluster.gateway_address, timeout_s=_TIMEOUT_S)
+        self._client = Client(cluster.gateway_address, timeout_s=_TIMEOUT_S)
         self._client.start()
         self._objects = Objects(self._client.asynchronous, Durability.MEMORY)
         self._buffers: dict[int, Buffer] = {}
@@ -78,7 +78,7 @@ class QuireStore:
         space, keys = self._prefix(round_, source)
         self._stored[round_] = [Place(space, keys)]
         session = self._client.store(space, keys, 0, buffer, durability=Durability.MEMORY, complete=True)
-        session.finish()
+        session.commit()
         session.quiesced(_TIMEOUT_S)
 
     def get(self, round_: str, target: Bytes) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from quire.client import Buffer, Lookup, QuireClient
+from quire.client import AsyncClient, Buffer, Lookup
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -156,7 +156,7 @@ async def _rounds(
     gateway: str, workload: Workload, speed: float, rounds: int, *, together: bool
 ) -> list[list[_Consumed]]:
     results = []
-    async with QuireClient(gateway, timeout_s=300) as client:
+    async with AsyncClient(gateway, timeout_s=300) as client:
         stored = [await _store(client, request) for request in workload.requests]
         for _ in range(rounds):
             if together:
@@ -167,19 +167,19 @@ async def _rounds(
     return results
 
 
-async def _store(client: QuireClient, request: Request) -> _Stored:
+async def _store(client: AsyncClient, request: Request) -> _Stored:
     namespace = Namespace(f"bench {request.name}", "1", _LAYOUT)
     chunks = request.bytes_per_layer // _FACTOR // _LAYOUT.slice_bytes
     keys = block_keys(namespace, list(range(chunks * _LAYOUT.chunk_tokens)), HashAlgorithm.BLAKE3)
     buffer = client.allocate(_LAYOUT.payload_bytes(chunks))
     session = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
     for layer in range(_LAYOUT.num_layers):
-        session.layer_produced(layer)
-    await session.finish()
+        session.layer_ready(layer)
+    await session.commit()
     return _Stored(request, await client.lookup(namespace, keys, lease_ttl_ms=300_000), buffer)
 
 
-async def _consume(client: QuireClient, stored: _Stored, speed: float) -> _Consumed:
+async def _consume(client: AsyncClient, stored: _Stored, speed: float) -> _Consumed:
     """Take layer after layer, computing for the window of each; the rate is the mean from first to last layer."""
     window_s = stored.request.window_ms / 1e3 / speed
     started = time.monotonic()

@@ -24,7 +24,7 @@ import typer
 from isal import isal_zlib
 from rich.console import Console
 
-from quire.client import AdminClient, SyncClient
+from quire.client import AdminClient, Client
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
@@ -201,14 +201,14 @@ def _load(cluster: LocalCluster, space: Namespace) -> Iterator[list[float]]:
 
 
 def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[float], over: threading.Event) -> None:
-    with SyncClient(cluster.gateway_address, timeout_s=60) as client:
+    with Client(cluster.gateway_address, timeout_s=60) as client:
         own = Namespace("bench-load", "1", _LAYOUT)
         buffer, number = client.allocate(own.layout.payload_bytes(_LOADED)), 0
         while not over.is_set():
             number += 1
             keys = block_keys(own, range(number * _LOADED, (number + 1) * _LOADED))
             with contextlib.suppress(QuireError):  # a node that has just died
-                client.store(own, keys, 0, buffer, complete=True).finish()
+                client.store(own, keys, 0, buffer, complete=True).commit()
                 for _ in range(_FETCHES):
                     began = time.perf_counter()
                     found = client.lookup(own, keys)

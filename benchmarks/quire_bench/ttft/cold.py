@@ -8,7 +8,7 @@ from typing import Any, Final
 import uvloop
 from rich.progress import Progress
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
@@ -74,7 +74,7 @@ async def _measure(cold: ColdCluster, cell: Cell, rounds: int) -> dict[str, floa
     layout = layout_for(cell.chunk_tokens)
     window_s = float(shipped_profile().window_s(cell.context - cell.cached_tokens, cell.cached_tokens))
     took_s, predicted_s, firsts_s, waits_s, objects_s = ([] for _ in range(5))
-    async with QuireClient(cold.cluster.gateway_address, timeout_s=300) as client:
+    async with AsyncClient(cold.cluster.gateway_address, timeout_s=300) as client:
         paths = QuirePaths(client, Namespace("bench cold", "1", layout), cell.cached_tokens)
         await paths.store(Durability.OBJECT)
         store = open_bare(cold.place, cold.endpoint)

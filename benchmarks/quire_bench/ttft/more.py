@@ -9,7 +9,7 @@ from typing import Any, Final
 import uvloop
 from rich.progress import Progress, track
 
-from quire.client import AdminClient, QuireClient, SyncClient
+from quire.client import AdminClient, AsyncClient, Client
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.hashing import Namespace
@@ -65,7 +65,7 @@ def sweep() -> Report:
 async def _sweep(cluster: LocalCluster, tokens: int) -> dict[tuple[int, float, float], Timing]:
     times = {}
     async with (
-        QuireClient(cluster.gateway_address, timeout_s=300) as client,
+        AsyncClient(cluster.gateway_address, timeout_s=300) as client,
         AdminClient(cluster.admin_address, cluster.secret) as operator,
     ):
         ours = QuirePaths(client, Namespace("bench sweep", "1", layout_for(_CHUNK_TOKENS), _SALT), tokens)
@@ -139,7 +139,7 @@ async def _bubble_fetch(gateway: str, tier: str, done: Any) -> dict[float, Timin
     """A chain of its own for each hit rate: what the object tier gave once, the node's memory has."""
     durability = {"memory": Durability.MEMORY, "pool": Durability.LOCAL, "object": Durability.OBJECT}[tier]
     times = {}
-    async with QuireClient(gateway, timeout_s=300) as client:
+    async with AsyncClient(gateway, timeout_s=300) as client:
         chains = {}
         for hit in _BUBBLE_HITS:
             namespace = Namespace(f"bench bubble {hit}", "1", layout_for(_CHUNK_TOKENS), _SALT)
@@ -172,7 +172,7 @@ def real_model(rounds: int) -> Report:
         settings = {"QUIRE_SCHEDULER_LINKS": "default=400000000", "QUIRE_PROFILES": folder}
         with (
             LocalCluster(Path(folder) / "cluster", settings=settings) as cluster,
-            SyncClient(cluster.gateway_address) as client,
+            Client(cluster.gateway_address) as client,
         ):
             for context, hit in ((2048, 0.5), (2048, 0.875), (4096, 0.5), (4096, 0.875)):
                 torch.manual_seed(context)

@@ -17,7 +17,7 @@ from typing import Final
 import uvloop
 from rich.progress import Progress
 
-from quire.client import AdminClient, QuireClient
+from quire.client import AdminClient, AsyncClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
@@ -173,7 +173,7 @@ async def _measure(
     tokens = max(cell.cached_tokens for cell in cells)
     results: dict[Cell, dict[str, Timing]] = {}
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, timeout_s=300))
+        client = await stack.enter_async_context(AsyncClient(cluster.gateway_address, timeout_s=300))
         operator = await stack.enter_async_context(AdminClient(cluster.admin_address, cluster.secret))
         ours = QuirePaths(client, Namespace("bench ttft", "1", layout, _SALT), tokens)
         await ours.store(Durability.LOCAL if on_drives else Durability.MEMORY)

@@ -1,9 +1,9 @@
-"""The SDK: `QuireClient` for asyncio, `SyncClient` for engines without an event loop."""
+"""The SDK: `AsyncClient` for asyncio, `Client` for engines without an event loop."""
 
 from quire.client.admin import AdminClient
-from quire.client.blocking.client import SyncClient
+from quire.client.blocking.client import Client
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
-from quire.client.client import QuireClient
+from quire.client.client import AsyncClient
 from quire.client.delivery import Delivery
 from quire.client.images import Image, ImageClient
 from quire.client.lookup import Advice, Lookup, Prompt, SlicePlaces
@@ -18,7 +18,9 @@ from quire.model.urgency import Urgency
 __all__ = [
     "AdminClient",
     "Advice",
+    "AsyncClient",
     "Buffer",
+    "Client",
     "Delivery",
     "FetchSummary",
     "Image",
@@ -26,13 +28,11 @@ __all__ = [
     "Lookup",
     "MemberSpans",
     "Prompt",
-    "QuireClient",
     "Rendering",
     "Retrieval",
     "SlicePlaces",
     "StoreSession",
     "StoreSummary",
-    "SyncClient",
     "SyncDelivery",
     "SyncRetrieval",
     "SyncStoreSession",

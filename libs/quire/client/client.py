@@ -48,8 +48,8 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 _abandoned: Final[list[Buffer]] = []
 
 
-class QuireClient:
-    """Client of one gateway, on one data plane and one event loop. `async with QuireClient("host:port") as client`.
+class AsyncClient:
+    """Client of one gateway, on one data plane and one event loop. `async with AsyncClient("host:port") as client`.
 
     `transport`, unless given, is shared memory with storage nodes of this host and UCX with others; QUIRE_SHARED_MEMORY
     and QUIRE_SHARED_MEMORY_UIDS are as for storage nodes. Every request has a deadline of `timeout_s`. `zone`: where
@@ -83,7 +83,7 @@ class QuireClient:
         self.quarantine = Quarantine()
         """Memory of requests that ended so that a peer may still use it."""
 
-    async def __aenter__(self) -> QuireClient:
+    async def __aenter__(self) -> AsyncClient:
         await self.start()
         return self
 
@@ -354,7 +354,7 @@ class QuireClient:
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
-        What becomes of the chunks `StoreSession.finish` tells.
+        What becomes of the chunks `StoreSession.commit` tells.
         """
         check_keys(keys)
         chunks = keys.count_from(first_chunk)

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Delivery:
-    """Made by `QuireClient.fetch` and `retrieve`. A layer is ready when every node has written its stripe of it.
+    """Made by `AsyncClient.fetch` and `retrieve`. A layer is ready when every node has written its stripe of it.
 
     `arrived_ns[l]`: monotonic time of arrival, 0 before. Once the last layer was awaited, each storage node receives
     the time for which its stripes were waited for: schedulers learn from that.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from quire.client.client import QuireClient
+from quire.client.client import AsyncClient
 from quire.client.memory.buffers import Buffer
 from quire.client.memory.quarantine import may_be_in_use
 from quire.model.durability import Durability
@@ -52,9 +52,9 @@ class Image:
 
 
 class ImageClient:
-    """Image calls of a `QuireClient`."""
+    """Image calls of a `AsyncClient`."""
 
-    def __init__(self, client: QuireClient) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
         # How large images are, so that memory for one can be had before the request. An old size shows as too
         # small a buffer.

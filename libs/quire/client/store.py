@@ -26,7 +26,7 @@ _TOLD_S: Final = 2.0
 
 
 class StoreSession:
-    """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`.
+    """Made by `AsyncClient.store`. Call `layer_ready` for each layer in order, then await `commit`.
 
     `complete`: the layers were there from the start, and nodes read at once.
     """
@@ -71,7 +71,7 @@ class StoreSession:
             self.abandon()
             raise
 
-    def layer_produced(self, layer: int) -> None:
+    def layer_ready(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""
         if self._task is None or self._task.done() or self._cancelled.done() or self._complete:
             return
@@ -83,7 +83,7 @@ class StoreSession:
             else:
                 self._cannot_tell(node_id, peer, peer.error)
 
-    async def finish(self) -> StoreSummary:
+    async def commit(self) -> StoreSummary:
         """Wait for the acknowledgement: every chunk is stored at the requested level.
 
         Raises the first node's failure, or `PartlyStored`; acknowledged chunks stay stored. Raises `PeerLost` if the

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, Delivery, QuireClient, SlicePlaces
+from quire.client import AsyncClient, Buffer, Delivery, SlicePlaces
 from quire.client.store import StoreSession
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, InvalidRequest, PeerLost
@@ -96,7 +96,7 @@ def memory_at(address: int, length: int) -> npt.NDArray[np.uint8]:
 class Objects:
     """Over one client, on its loop. At most 16 transfers at a time; more wait."""
 
-    def __init__(self, client: QuireClient, durability: Durability) -> None:
+    def __init__(self, client: AsyncClient, durability: Durability) -> None:
         self._client = client
         self._durability = durability
         self._room = asyncio.Semaphore(_AT_ONCE)
@@ -104,7 +104,7 @@ class Objects:
     async def have(self, places: Sequence[Place]) -> list[bool]:
         """Return which are stored. They are not leased: one may be evicted before it is loaded, as from any cache.
 
-        Raises the errors of `QuireClient.lookup`.
+        Raises the errors of `AsyncClient.lookup`.
         """
         present = [False] * len(places)
 
@@ -122,7 +122,7 @@ class Objects:
     async def get(self, places: Sequence[Place], memory: Buffer, offsets: Sequence[int]) -> list[bool]:
         """Load each to its offset in the memory; returns which arrived.
 
-        Ends when every node has stopped writing to the memory. Raises the errors of `QuireClient.retrieve`.
+        Ends when every node has stopped writing to the memory. Raises the errors of `AsyncClient.retrieve`.
         """
         arrived = [False] * len(places)
 
@@ -155,7 +155,7 @@ class Objects:
     async def put(self, places: Sequence[Place], memory: Buffer) -> None:
         """Store the objects that fill the memory, one behind the other; all of one size.
 
-        Ends when every node has stopped reading the memory. Raises the errors of `QuireClient.store`.
+        Ends when every node has stopped reading the memory. Raises the errors of `AsyncClient.store`.
         """
         groups = _groups(places)
         length = memory.length // max(1, len(places))
@@ -168,7 +168,7 @@ class Objects:
                     session = await self._client.store(
                         space, keys, 0, source, durability=self._durability, complete=True, unchained=len(group) > 1
                     )
-                    await session.finish()
+                    await session.commit()
                 finally:
                     await until_idle(source, session)
 
@@ -203,7 +203,7 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def retrieve_into(
-    client: QuireClient,
+    client: AsyncClient,
     namespace: Namespace,
     keys: ChunkKeys,
     memory: Buffer,
@@ -214,7 +214,7 @@ async def retrieve_into(
 ) -> bytes:
     """Return which chunks arrived, 1 byte for each from `first_chunk` on, once no node writes to the memory.
 
-    Raises the errors of `QuireClient.retrieve`, no earlier: where the answer was lost, nodes may be writing.
+    Raises the errors of `AsyncClient.retrieve`, no earlier: where the answer was lost, nodes may be writing.
     """
     delivery, arrived = None, bytearray(len(keys) - first_chunk)
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, SyncClient
+from quire.client import Buffer, Client
 from quire.integrations.objects import Objects, Place, memory_at
 from quire.integrations.settings import check_common
 from quire.integrations.staging import StagingPool, staged
@@ -71,9 +71,7 @@ class ObjectTransfers:
 
     def __init__(self, settings: ObjectSettings, arena: npt.NDArray[np.uint8] | None) -> None:
         self._settings = settings
-        self.client = SyncClient(
-            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
-        )
+        self.client = Client(settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token)
         self.client.start()
         self._arena = self.client.register(arena) if arena is not None else None
         self._staging_bytes = settings.staging_bytes or _STAGING_BYTES

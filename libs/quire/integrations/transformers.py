@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers.cache_utils import Cache, DynamicLayer
 
-from quire.client import Buffer, Lookup, Prompt, SyncClient, SyncDelivery, SyncStoreSession
+from quire.client import Buffer, Client, Lookup, Prompt, SyncDelivery, SyncStoreSession
 from quire.integrations.cost import Cost
 from quire.integrations.weights import rope_depends_on_length
 from quire.model.descriptor import DeliveryOrder
@@ -69,7 +69,7 @@ class Prefill:
 
     def wait_stored(self) -> int:
         """Wait for the acknowledgement of the new chunks; how many were stored. Raises what the store failed with."""
-        return self.store.finish().stored_chunks if self.store else 0
+        return self.store.commit().stored_chunks if self.store else 0
 
 
 class QuireLayer(DynamicLayer):  # type: ignore[misc]
@@ -123,7 +123,7 @@ class PrefixCache:
     def __init__(
         self,
         model: Any,
-        client: SyncClient,
+        client: Client,
         *,
         model_id: str,
         weight_version: str = "",
@@ -372,7 +372,7 @@ class _Run:
         for plane, states in enumerate((keys, values)):
             new = states[0, :, span].transpose(0, 1)
             block[:, plane] = new.reshape(count, size, self._layout.kv_heads, self._layout.head_dim)
-        self._session.layer_produced(layer)
+        self._session.layer_ready(layer)
 
     def _block(self, buffer: Buffer, layer: int, chunks: int) -> torch.Tensor:
         """View one layer of a transfer buffer as (chunks, K and V, tokens, heads, head_dim)."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from rich.console import Console
 
-from quire.client import AdminClient, SyncClient
+from quire.client import AdminClient, Client
 from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire.model.hashing import Namespace, block_keys
 from quire.model.nodes import Node
@@ -125,7 +125,7 @@ def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> 
     """Show the chunks that a fetch of this text would find."""
     namespace = read_namespace(namespace_file)
     keys = block_keys(namespace, list(file.read_bytes()))
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         match = client.lookup(namespace, keys, lease_ttl_ms=0)
     if as_json:
         about = {"chunks": len(keys), "matched_chunks": match.matched_chunks, "matched_tokens": match.matched_tokens}
@@ -162,7 +162,7 @@ def looking(
     if gateway and admin:
         raise InvalidRequest("give one of --gateway and --admin", field="admin")
     if gateway:
-        with SyncClient(gateway, timeout_s=timeout_s) as client:
+        with Client(gateway, timeout_s=timeout_s) as client:
             yield client.status
         return
     with asyncio.Runner() as runner:

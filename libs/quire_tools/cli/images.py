@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from quire.client import Image, ImageClient, QuireClient
+from quire.client import AsyncClient, Image, ImageClient
 from quire.model.errors import InvalidRequest
 from quire.model.fitting import Fit
 from quire.model.images import MEDIA_TYPES, ImageAttributes, ImageEntry, Rendering
@@ -68,7 +68,7 @@ def put(
     attributes = ImageAttributes(provenance=provenance)
 
     async def store() -> ImageEntry:
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             images = ImageClient(client)
             record = file.record(await images.vaes())
             return await images.put_record(
@@ -86,7 +86,7 @@ def vaes(gateway: str, *, as_json: bool) -> None:
     """List the VAEs by name, and how their digests are computed."""
 
     async def ask() -> list[KnownVae]:
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             return await ImageClient(client).vaes()
 
     vaes_ = asyncio.run(ask())
@@ -109,7 +109,7 @@ def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height
         raise InvalidRequest(f"{out.suffix!r}; there are {', '.join(MEDIA_TYPES)}", field="out")
 
     async def fetch() -> Image:
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             return await ImageClient(client).get(image_id, Rendering(name, quality, width, height, fit))
 
     image = asyncio.run(fetch())
@@ -128,7 +128,7 @@ def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
 
     async def show() -> None:
         table = Table("id", "size", "bytes as a latent", "vae")
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             async for entry in ImageClient(client).list(prefix):
                 if as_json:
                     print(json.dumps(_about(entry)), flush=True)
@@ -145,7 +145,7 @@ def rm(gateway: str, image_id: str) -> None:
     """Delete an image, and say whether there was one."""
 
     async def delete() -> bool:
-        async with QuireClient(gateway) as client:
+        async with AsyncClient(gateway) as client:
             return await ImageClient(client).delete(image_id)
 
     console.print(f"{image_id}: {'deleted' if asyncio.run(delete()) else 'there was none'}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire_tools.cli.cluster import read_namespace
@@ -17,7 +17,7 @@ console = Console(highlight=False)
 def retain(file: Path, namespace_file: Path, hours: float, gateway: str) -> None:
     """Retain a prefix; 0 hours end it."""
     namespace, keys = _prefix(file, namespace_file)
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         if not hours:
             ended = client.end_retention(namespace, keys)
             console.print("it may go again" if ended else "it was not retained")
@@ -29,7 +29,7 @@ def retain(file: Path, namespace_file: Path, hours: float, gateway: str) -> None
 def prefetch(file: Path, namespace_file: Path, within_s: float, gateway: str) -> None:
     """Returns when it is there."""
     namespace, keys = _prefix(file, namespace_file)
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         chunks = client.prefetch(namespace, keys, within_s=within_s)
     console.print(f"{chunks} of {len(keys)} chunks lie in memory")
 
@@ -37,7 +37,7 @@ def prefetch(file: Path, namespace_file: Path, within_s: float, gateway: str) ->
 def drop(file: Path, namespace_file: Path, keep_chunks: int, keep_objects: bool, gateway: str) -> None:
     """Drop a prefix from its end."""
     namespace, keys = _prefix(file, namespace_file)
-    with SyncClient(gateway) as client:
+    with Client(gateway) as client:
         give_up = client.demote if keep_objects else client.evict
         chunks = give_up(namespace, keys, keep_chunks=keep_chunks)
     where = "are in the object tier alone" if keep_objects else "are gone"

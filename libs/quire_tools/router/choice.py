@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.model.assignment import Engine
 from quire.model.errors import QuireError
@@ -53,7 +53,7 @@ class Choice:
         settings: Of the router.
     """
 
-    def __init__(self, client: QuireClient | None, settings: RouterSettings) -> None:
+    def __init__(self, client: AsyncClient | None, settings: RouterSettings) -> None:
         self._client = client
         self._assign_s = settings.assign_s
         self._tokens_per_s = settings.tokens_per_s

@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 from opentelemetry.metrics import CallbackOptions, Observation
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.telemetry import background, logger, meter, names
 from quire_server.grpc_server import until_signalled
 from quire_server.http_requests import IDLE_S, HttpRequests, traced
@@ -63,7 +63,7 @@ async def serving(settings: RouterSettings) -> AsyncIterator[Router]:
     async with contextlib.AsyncExitStack() as stack:
         client = None
         if settings.gateway:
-            client = QuireClient(settings.gateway, token=settings.token, timeout_s=settings.assign_s)
+            client = AsyncClient(settings.gateway, token=settings.token, timeout_s=settings.assign_s)
             await stack.enter_async_context(client)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_ENGINE_KEEPALIVE_S)
         cookies = aiohttp.DummyCookieJar()  # of one client they are not for the next
@@ -83,7 +83,7 @@ class Router:
         client: Of Quire; None to route without it.
     """
 
-    def __init__(self, settings: RouterSettings, session: aiohttp.ClientSession, client: QuireClient | None) -> None:
+    def __init__(self, settings: RouterSettings, session: aiohttp.ClientSession, client: AsyncClient | None) -> None:
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
         self.engines = [RoutedEngine(address, settings.down_after_s) for address in settings.engines]
         self._settings = settings

@@ -97,4 +97,4 @@ class LoopClient:
         async def finish() -> None:
             pass
 
-        return SimpleNamespace(layer_produced=lambda layer: self.sent.append(rows[layer].copy()), finish=finish)
+        return SimpleNamespace(layer_ready=lambda layer: self.sent.append(rows[layer].copy()), commit=finish)

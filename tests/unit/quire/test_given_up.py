@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import AdminClient, Buffer, ImageClient, QuireClient, StoreSession, SyncClient
+from quire.client import AdminClient, AsyncClient, Buffer, Client, ImageClient, StoreSession
 from quire.client import client as client_module
 from quire.client import store as store_module
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, TooManyRequests, Unavailable
@@ -68,7 +68,7 @@ async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(ga
         def connect(self, address: bytes) -> Any:
             raise PeerLost("unreachable")
 
-    async with QuireClient(address, transport=Cut(), session=False) as client:
+    async with AsyncClient(address, transport=Cut(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(PeerLost):
             await client.store(NAMESPACE, KEYS, 0, buffer)
@@ -78,7 +78,7 @@ async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(ga
 async def test_a_complete_store_that_was_not_placed_keeps_the_buffer(gateway: tuple[_Gateway, str]) -> None:
     """Nodes read it without being told of layers: one may be at it, whatever the gateway has not said."""
     _, address = gateway
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         storing = asyncio.create_task(client.store(NAMESPACE, KEYS, 0, buffer, complete=True))
         async with asyncio.timeout(10):
@@ -98,7 +98,7 @@ async def test_a_complete_store_that_was_not_placed_keeps_the_buffer(gateway: tu
 async def test_a_complete_store_that_was_turned_down_gives_the_buffer_back(gateway: tuple[_Gateway, str]) -> None:
     servicer, address = gateway
     servicer.refuse = True
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(TooManyRequests):
             await client.store(NAMESPACE, KEYS, 0, buffer, complete=True)
@@ -107,7 +107,7 @@ async def test_a_complete_store_that_was_turned_down_gives_the_buffer_back(gatew
 
 async def test_a_store_that_is_not_waited_for_any_more_is_cancelled(gateway: tuple[_Gateway, str]) -> None:
     _, address = gateway
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.store(NAMESPACE, KEYS, 0, buffer), 0.2)
@@ -132,7 +132,7 @@ async def _place(gateway: tuple[_Gateway, str], *, complete: bool = False) -> As
     node = MemoryTransport()
     await node.start()
     servicer.address = node.address
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer, complete=complete), buffer, node)
     await node.close()
@@ -150,11 +150,11 @@ async def test_a_store_whose_node_was_never_reached_ends_soon(placed: _Placed, m
     """
     monkeypatch.setattr(store_module, "_TOLD_S", 0.1)
     monkeypatch.setattr(MemoryPeer, "reached", False)
-    placed.session.layer_produced(0)
+    placed.session.layer_ready(0)
     await placed.node.close()
     async with asyncio.timeout(10):
         with pytest.raises(PeerLost, match="storage-0 could not be made"):
-            await placed.session.finish()
+            await placed.session.commit()
     assert placed.buffer.is_busy
     placed.session.on_message(Quiesced(b"", 0, False, b""))
     assert not placed.buffer.is_busy
@@ -162,12 +162,12 @@ async def test_a_store_whose_node_was_never_reached_ends_soon(placed: _Placed, m
 
 async def test_a_layer_that_cannot_be_told_ends_the_store(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_TOLD_S", 0.1)
-    placed.session.layer_produced(0)
+    placed.session.layer_ready(0)
     await placed.node.close()
-    placed.session.layer_produced(1)
+    placed.session.layer_ready(1)
     async with asyncio.timeout(10):
         with pytest.raises(PeerLost, match="storage-0 broke"):
-            await placed.session.finish()
+            await placed.session.commit()
     assert not placed.buffer.is_busy
 
 
@@ -181,8 +181,8 @@ async def test_a_node_that_was_told_everything_is_waited_for(
     async with _place(gateway, complete=complete) as placed:
         session = placed.session
         for layer in range(NAMESPACE.layout.num_layers):
-            session.layer_produced(layer)
-        finishing = asyncio.create_task(session.finish())
+            session.layer_ready(layer)
+        finishing = asyncio.create_task(session.commit())
         await placed.node.close()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(finishing), 0.3)
@@ -195,19 +195,19 @@ async def test_a_node_that_was_told_everything_is_waited_for(
 async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:
     """The one that waits is told; its own task is not cancelled. Before a layer was announced the buffer is free."""
     session = placed.session
-    waiting = asyncio.create_task(session.finish())
+    waiting = asyncio.create_task(session.commit())
     await asyncio.sleep(0)
     await session.cancel(5.0)
     with pytest.raises(PeerLost, match="cancelled"):
         await waiting
     assert not placed.buffer.is_busy
-    session.layer_produced(0)
+    session.layer_ready(0)
     assert not session._announced, "nothing is told to a node after the end"
 
 
 async def test_a_store_whose_layer_was_announced_stays_lent(placed: _Placed) -> None:
     """A node may be reading it: only its word, or its death, gives the buffer back."""
-    placed.session.layer_produced(0)
+    placed.session.layer_ready(0)
     with pytest.raises(DeadlineExceeded):
         await placed.session.cancel(0.1)
     assert placed.buffer.is_busy
@@ -219,7 +219,7 @@ async def test_a_store_whose_layer_was_announced_stays_lent(placed: _Placed) -> 
 async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway, str]) -> None:
     """A decoder that fell silent may still write there, whatever became of the one who asked it."""
     _, address = gateway
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         images = ImageClient(client)
         with pytest.raises(Unavailable), images._lent(4096) as buffer:
             raise Unavailable("silence")
@@ -234,7 +234,7 @@ async def _raise(error: Exception) -> None:
 
 
 def test_a_blocking_call_ends_with_an_error_of_quire() -> None:
-    client = SyncClient("127.0.0.1:1", transport=MemoryTransport(), timeout_s=30)
+    client = Client("127.0.0.1:1", transport=MemoryTransport(), timeout_s=30)
     with client:
         with pytest.raises(TimeoutError, match="its own"):
             client.run(_raise(TimeoutError("its own")))
@@ -253,7 +253,7 @@ def test_a_client_that_cannot_start_leaves_no_thread() -> None:
             raise ConfigInvalid("no UCX")
 
     before = threading.active_count()
-    with pytest.raises(ConfigInvalid), SyncClient("127.0.0.1:1", transport=Broken()):
+    with pytest.raises(ConfigInvalid), Client("127.0.0.1:1", transport=Broken()):
         pass
     assert threading.active_count() == before
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.client.delivery import Delivery
 from quire.client.memory.buffers import Buffer
 from quire.client.retrieval import first_of, retrieved
@@ -91,7 +91,7 @@ async def test_what_never_left_this_process_gives_the_buffer_back(
     namespace = Namespace("m", "w", KvLayout(1, 16, 1, 16, Dtype.FP16))
     keys = ChunkKeys(bytes(range(32)))
     (port,) = free_ports(1)
-    client = QuireClient(f"127.0.0.1:{port}", transport=MemoryTransport(), timeout_s=30, session=session)
+    client = AsyncClient(f"127.0.0.1:{port}", transport=MemoryTransport(), timeout_s=30, session=session)
     await client.start()
     monkeypatch.setattr(client, "reach", there)
     buffer = client.allocate(4096)

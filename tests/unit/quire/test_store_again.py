@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.model.errors import NodeUnavailable, PoolFull
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -54,12 +54,12 @@ async def _store(gateway: _Gateway) -> None:
     add_GatewayServiceServicer_to_server(gateway, server.grpc)
     await server.start()
     try:
-        async with QuireClient(f"127.0.0.1:{server.port}", transport=MemoryTransport(), session=False) as client:
+        async with AsyncClient(f"127.0.0.1:{server.port}", transport=MemoryTransport(), session=False) as client:
             buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
             session = await client.store(NAMESPACE, ChunkKeys(bytes(range(64))), 0, buffer)
             for layer in range(2):
-                session.layer_produced(layer)
-            assert (await session.finish()).known_chunks == 2
+                session.layer_ready(layer)
+            assert (await session.commit()).known_chunks == 2
             assert not buffer.is_busy
     finally:
         await server.stop(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import quire.client
-from quire.client import Delivery, QuireClient, StoreSession, SyncClient, SyncDelivery, SyncStoreSession
+from quire.client import AsyncClient, Client, Delivery, StoreSession, SyncDelivery, SyncStoreSession
 
 # What adapters build on: it belongs to the loop, and has no blocking form.
 OF_THE_LOOP = {
@@ -23,7 +23,7 @@ def _public(kind: type) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(QuireClient, SyncClient), (Delivery, SyncDelivery), (StoreSession, SyncStoreSession)]
+    ("one", "other"), [(AsyncClient, Client), (Delivery, SyncDelivery), (StoreSession, SyncStoreSession)]
 )
 def test_what_one_client_has_the_other_has(one: type, other: type) -> None:
     for name, method in _public(one).items():

@@ -40,10 +40,10 @@ class _Session:
     def __init__(self, client: _Client, first: int, count: int) -> None:
         self._client, self._stop = client, first + count
 
-    def layer_produced(self, layer: int) -> None:
+    def layer_ready(self, layer: int) -> None:
         pass
 
-    async def finish(self) -> None:
+    async def commit(self) -> None:
         await asyncio.sleep(0.01)
         self._client.stored = max(self._client.stored, self._stop)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import InvalidRequest, KeysInvalid, LayoutInvalid
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
@@ -73,7 +73,7 @@ def test_tokens_that_do_not_fit_32_bits(token: int) -> None:
 
 
 async def test_memory_that_is_none() -> None:
-    async with QuireClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client:
         for memory in (b"abc", "abc", [1, 2], np.zeros(0, np.uint8), None):
             with pytest.raises(InvalidRequest, match="an array or tensor of a byte or more"):
                 client.register(memory)
@@ -82,7 +82,7 @@ async def test_memory_that_is_none() -> None:
 
 async def test_a_list_of_keys() -> None:
     """The client sends no request: absent listens at the address."""
-    async with QuireClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client:
         for call in (
             client.lookup(_SPACE, _KEYS),
             client.evict(_SPACE, _KEYS),
@@ -98,7 +98,7 @@ async def test_a_list_of_keys() -> None:
 
 async def test_a_format_in_place_of_a_rendering() -> None:
     form: Any = "webp"
-    async with QuireClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match="a Rendering is wanted"):
             await ImageClient(client).get("cat", form)
 
@@ -106,7 +106,7 @@ async def test_a_format_in_place_of_a_rendering() -> None:
 async def test_a_picture_in_place_of_a_latent() -> None:
     absent: Any = None
     picture: Any = b"\x89PNG"
-    async with QuireClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client:
         images = ImageClient(client)
         with pytest.raises(InvalidRequest, match=r"Pictures are put by HTTP"):
             await images.put("cat", picture, absent)

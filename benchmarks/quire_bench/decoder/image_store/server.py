@@ -13,7 +13,7 @@ import time
 from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.client.memory.remote_memory import PeerTransfers
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
@@ -102,7 +102,7 @@ class ImageStore(DecoderServiceServicer):
         return image
 
 
-async def put_png(client: QuireClient, orchestrator: tuple[str, Caller], name: str, png: bytes, side: int) -> None:
+async def put_png(client: AsyncClient, orchestrator: tuple[str, Caller], name: str, png: bytes, side: int) -> None:
     """Store a PNG as a chunk, and catalogue it as the record of an image: gateways take latent records alone."""
     digest = hashlib.sha256(png).digest()
     entry = ImageEntry(name, digest, len(png), digest, "", side, side)
@@ -110,7 +110,7 @@ async def put_png(client: QuireClient, orchestrator: tuple[str, Caller], name: s
     assert buffer.view is not None, "host memory"
     memoryview(buffer.view.data)[: len(png)] = png
     session = await client.store(entry.namespace, entry.keys, 0, buffer, complete=True)
-    await session.finish()
+    await session.commit()
     buffer.close()
     address, caller = orchestrator
     channels = ChannelPool(caller=caller)

@@ -1,4 +1,4 @@
-"""Calls of `SyncClient`. Made of `QuireClient` by `make generated`; do not edit."""
+"""Calls of `Client`. Made of `AsyncClient` by `make generated`; do not edit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.model.urgency import Urgency
 
 
 class SyncCalls(SyncLoop):
-    """Methods as in `QuireClient`, blocking; safe from any thread."""
+    """Methods as in `AsyncClient`, blocking; safe from any thread."""
 
     def lookup(
         self,
@@ -162,7 +162,7 @@ class SyncCalls(SyncLoop):
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
-        What becomes of the chunks `StoreSession.finish` tells.
+        What becomes of the chunks `StoreSession.commit` tells.
         """
         return SyncStoreSession(
             self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from quire.client.blocking.calls import SyncCalls
-from quire.client.client import QuireClient
+from quire.client.client import AsyncClient
 from quire.client.memory.buffers import Buffer
 from quire.transport import Transport
 from quire.wire.tls import Tls
@@ -13,8 +13,8 @@ from quire.wire.tls import Tls
 _CLOSE_S: Final = 30.0
 
 
-class SyncClient(SyncCalls):
-    """`with SyncClient("host:port") as client`. Methods as in `QuireClient`, blocking; safe from any thread."""
+class Client(SyncCalls):
+    """`with Client("host:port") as client`. Methods as in `AsyncClient`, blocking; safe from any thread."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class SyncClient(SyncCalls):
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
-        client = QuireClient(gateway_address, transport=transport, timeout_s=timeout_s, zone=zone, tls=tls, token=token)
+        client = AsyncClient(gateway_address, transport=transport, timeout_s=timeout_s, zone=zone, tls=tls, token=token)
         super().__init__(client, timeout_s)
 
-    def __enter__(self) -> SyncClient:
+    def __enter__(self) -> Client:
         self.start()
         return self
 
@@ -58,7 +58,7 @@ class SyncClient(SyncCalls):
             self._stop()
 
     @property
-    def asynchronous(self) -> QuireClient:
+    def asynchronous(self) -> AsyncClient:
         """The client whose methods `spawn` and `run` take."""
         return self._client
 

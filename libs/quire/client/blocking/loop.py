@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import uvloop
 from opentelemetry import context as otel
 
-from quire.client.client import QuireClient
+from quire.client.client import AsyncClient
 from quire.model.errors import DeadlineExceeded
 
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class SyncLoop:
     """Runs the coroutines of a client on a loop of its own."""
 
-    def __init__(self, client: QuireClient, timeout_s: float) -> None:
+    def __init__(self, client: AsyncClient, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._loop = uvloop.new_event_loop()

@@ -85,17 +85,17 @@ class SyncStoreSession:
         """Whether a storage node may still touch the buffer."""
         return self._session.is_lent
 
-    def layer_produced(self, layer: int) -> None:
+    def layer_ready(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now."""
 
         async def produced() -> None:
-            self._session.layer_produced(layer)
+            self._session.layer_ready(layer)
 
         self._loop.run(produced())
 
-    def finish(self) -> StoreSummary:
-        """Wait for the acknowledgement, as `StoreSession.finish`."""
-        return self._loop.run(self._session.finish())
+    def commit(self) -> StoreSummary:
+        """Wait for the acknowledgement, as `StoreSession.commit`."""
+        return self._loop.run(self._session.commit())
 
     def quiesced(self, timeout_s: float) -> None:
         """Return when every storage node has stopped reading the buffer."""

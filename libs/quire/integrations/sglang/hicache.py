@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
 )
 
-from quire.client import Buffer, SlicePlaces, SyncClient
+from quire.client import Buffer, Client, SlicePlaces
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import memory_at, plain_layout, retrieve_into
 from quire.integrations.settings import check_common, read_settings
@@ -124,9 +124,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         options = {name: value for name, value in extra.items() if name not in _SGLANGS}
         self._settings = settings = read_settings(HiCacheSettings, options, _FLAG)
         self._config = storage_config
-        self._client = SyncClient(
-            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
-        )
+        self._client = Client(settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token)
         self._client.start()
         self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
         self._absence = CircuitBreaker(settings.away_s, "HiCache")
@@ -320,7 +318,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             session = await self._client.asynchronous.store(
                 self._space, chain, first, memory, durability=level, complete=True
             )
-            await session.finish()
+            await session.commit()
         finally:
             self._pool.give_back_when_idle(memory)
 

@@ -27,7 +27,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
-from quire.client import Buffer, Delivery, SyncClient
+from quire.client import Buffer, Client, Delivery
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import plain_layout
 from quire.integrations.settings import check_common, read_settings
@@ -134,9 +134,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._space = self._namespace(server_args, params)
         self.layer_done_counter = _Counter(self._space.layout.num_layers)
         self._batches: dict[int, list[_Load]] = {}
-        self._client = SyncClient(
-            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
-        )
+        self._client = Client(settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token)
         self._client.start()
         staging = self._client.allocate(settings.staging_bytes or _STAGING_BYTES)
         self._pool, self._copies = StagingPool(staging), copy_stream(self._kv.k_buffer[0].device)
@@ -367,7 +365,7 @@ class QuireLinker(UnifiedCacheLinker):  # type: ignore[misc]
             session = await self._client.asynchronous.store(
                 self._space, keys, 0, memory, durability=level, complete=True, unchained=True
             )
-            await session.finish()
+            await session.commit()
             return True
         except QuireError as error:
             logger().warning("pages were not stored", pages=len(keys), error=repr(error))

@@ -26,7 +26,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, group_kernel_blocks
 from vllm.v1.request import RequestStatus
 
-from quire.client import Buffer, SyncClient
+from quire.client import Buffer, Client
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.engine import (
     asynchronous,
@@ -108,7 +108,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = groups_of(kv_cache_config)
         check(vllm_config, self._settings, self._kv_transfer_config)
         self._stats, self._stats_lock = QuireStats(), threading.Lock()
-        self._client = SyncClient(
+        self._client = Client(
             self._settings.gateway,
             timeout_s=self._settings.timeout_s,
             zone=self._settings.zone,

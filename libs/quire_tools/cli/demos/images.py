@@ -16,7 +16,7 @@ from typing import Any
 import imagecodecs
 import numpy as np
 
-from quire.client import ImageClient, QuireClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.latents import LatentInfo, Values
 from quire_tools.local.pictures import encode, pictures
 
@@ -37,7 +37,7 @@ async def _show(gateway: str, folder: Path, shifting: bool) -> list[tuple[str, s
     prefix = f"demo-{time.time_ns()}"
     back, png_bytes, record_bytes = [], 0, 0
     times: dict[str, list[float]] = {}
-    async with QuireClient(gateway) as client:
+    async with AsyncClient(gateway) as client:
         images = ImageClient(client)
         latents = encode(originals)
         for index, (latent, info) in enumerate(latents):
@@ -62,7 +62,7 @@ async def _show(gateway: str, folder: Path, shifting: bool) -> list[tuple[str, s
 
 
 async def _shift(
-    client: QuireClient, images: ImageClient, prefix: str, latents: Sequence[Latent]
+    client: AsyncClient, images: ImageClient, prefix: str, latents: Sequence[Latent]
 ) -> dict[str, list[float]]:
     """A workload that turns from a few favourites to all alike: the images' share of the cache, each half second."""
     names = []
@@ -116,7 +116,7 @@ def draw_cache(path: Path, phases: Mapping[str, Sequence[float]]) -> None:
     pyplot.close(figure)
 
 
-async def _image_share(client: QuireClient) -> float:
+async def _image_share(client: AsyncClient) -> float:
     stats = [node.stats for node in await client.status() if node.role.value == "decoder"]
     cached_bytes = sum(stat.get("cache.bytes", 0.0) for stat in stats)
     return sum(stat.get("cache.image_bytes", 0.0) for stat in stats) / cached_bytes if cached_bytes else 0.0

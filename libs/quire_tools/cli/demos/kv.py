@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import quire.model
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.transformers import Prefill, PrefixCache
 from quire.model.hashing import block_keys
 from quire.telemetry import tracer
@@ -71,7 +71,7 @@ def compute_first_prompt(gateway: str, salt: str) -> None:
     """Run in the other process: prefill the first prompt and store its chunks. `salt`: hex, the same in both."""
     configure("demo-producer")
     model, (first, _) = demo_model(), demo_prompts()
-    with SyncClient(gateway) as client, tracer().start_as_current_span("demo.producer"):
+    with Client(gateway) as client, tracer().start_as_current_span("demo.producer"):
         cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=bytes.fromhex(salt))
         result = cache.prefill(first)
         stored = result.wait_stored()
@@ -155,7 +155,7 @@ class Demo:
             producer = self._produce(gateway)
         computed = _PREFIX_TOKENS + _SUFFIX_TOKENS - producer["reused"]
         console.print(f"  {computed} tokens in {producer['ttft_s']:.2f} s; {producer['stored']} chunks stored")
-        with SyncClient(gateway) as client:
+        with Client(gateway) as client:
             model, (first, second) = demo_model(), demo_prompts()
             cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
             write_namespace(self._folder / "namespace.json", cache.namespace)
@@ -227,7 +227,7 @@ class Demo:
             ("tokens", f"{part}, {size}; {waited_ms:.0f} ms waited for layers"),
         ]
 
-    def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
+    def _lose_a_node(self, client: Client, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
         keys = block_keys(cache.namespace, second[0].tolist())
         victim = client.lookup(cache.namespace, keys, lease_ttl_ms=0).ranges[0].node_id
         # Frozen first, so that the request is surely under way when the node dies.

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire.transport import OFF
@@ -179,7 +179,7 @@ def _compare(tokens: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) ->
 def _fullest(cluster: LocalCluster) -> str:
     """Return the storage node with the most chunks, once all of them are stored."""
     blocks, until_s = _TOKENS // BLOCK, time.monotonic() + _STORED_S
-    with SyncClient(cluster.gateway_address) as client:
+    with Client(cluster.gateway_address) as client:
         while True:
             chunks = {node.node_id: node.stats["chunks"] for node in client.status() if node.role is Role.STORAGE}
             if sum(chunks.values()) >= blocks:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.vllm.contents import ContentNames, ModelContents
 from quire.integrations.vllm.scheduler.lookups import Query, RequestMatch, let_go, look_up
@@ -34,7 +34,7 @@ class Asking:
         self,
         *,
         settings: Settings,
-        client: SyncClient,
+        client: Client,
         blocks: BlockNames,
         contents: ContentNames,
         count: Callable[[str, float], None],

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quire.client import QuireClient
+from quire.client import AsyncClient
 from quire.integrations.hints import Hints, read_hints
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
@@ -39,7 +39,7 @@ def priority_of(request: Any, hints: Hints) -> int:
     return max(-PRIORITY_MAX, min(PRIORITY_MAX, -getattr(request, "priority", 0)))
 
 
-async def carry_out(client: QuireClient, prefixes: Prefixes, hints: Hints) -> None:
+async def carry_out(client: AsyncClient, prefixes: Prefixes, hints: Hints) -> None:
     """Carry out hints at the end of a request, for each shard of its prompt.
 
     Of a prompt that is never stored whole the stored part is retained.

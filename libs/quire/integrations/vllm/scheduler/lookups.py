@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from quire.client import Lookup, SyncClient
+from quire.client import Client, Lookup
 from quire.integrations.vllm.groups import Group, Kind
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
@@ -48,7 +48,7 @@ class RequestMatch:
         return self.first + count if count else 0
 
 
-async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> tuple[RequestMatch, ...]:
+async def look_up(client: Client, queries: Sequence[Query], usable: int) -> tuple[RequestMatch, ...]:
     """Find and lease the longest prefix that every group has.
 
     Args:
@@ -57,7 +57,7 @@ async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> 
         usable: Tokens at most up to which a state is of use.
 
     Raises:
-        QuireError: See `QuireClient.lookup`. All leases are released.
+        QuireError: See `AsyncClient.lookup`. All leases are released.
     """
     leases: list[Lookup] = []
     try:
@@ -75,7 +75,7 @@ async def look_up(client: SyncClient, queries: Sequence[Query], usable: int) -> 
     return tuple(matches)
 
 
-async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -> RequestMatch:
+async def _first_match(client: Client, query: Query, leases: list[Lookup]) -> RequestMatch:
     """Lease the longest prefix of a group with attention. List the states of a group without; they have no prefix."""
     if query.group.kind is not Kind.STATE:
         return RequestMatch(tuple(await _lease(client, query.shards, leases)))
@@ -86,7 +86,7 @@ async def _first_match(client: SyncClient, query: Query, leases: list[Lookup]) -
 
 
 async def _with_states(
-    client: SyncClient, queries: Sequence[Query], matches: list[RequestMatch], usable: int, leases: list[Lookup]
+    client: Client, queries: Sequence[Query], matches: list[RequestMatch], usable: int, leases: list[Lookup]
 ) -> list[RequestMatch]:
     """Lease the states at the last position up to which every other group has its blocks."""
     limit = usable
@@ -112,9 +112,7 @@ async def _with_states(
     return matches
 
 
-async def _lease(
-    client: SyncClient, shards: Sequence[tuple[Namespace, ChunkKeys]], leases: list[Lookup]
-) -> list[Lookup]:
+async def _lease(client: Client, shards: Sequence[tuple[Namespace, ChunkKeys]], leases: list[Lookup]) -> list[Lookup]:
     lookups = await client.asynchronous.lookup_shards(shards, lease_ttl_ms=_LEASE_MS)
     leases += lookups
     return lookups
@@ -131,7 +129,7 @@ async def _all(works: Iterable[Awaitable[Answer]]) -> list[Answer]:
     return answers
 
 
-async def let_go(client: SyncClient, lookup: Lookup) -> None:
+async def let_go(client: Client, lookup: Lookup) -> None:
     """Release a lease. A release that fails is logged: the lease expires."""
     try:
         if lookup.lease:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.vllm.contents import ContentNames
 from quire.integrations.vllm.groups import NULL_BLOCK, Group, Kind, bytes_to_load
 from quire.integrations.vllm.plan import LoadPlan, LoadTime, Settled, StepPlan, StorePlan, TryPlan, Unstored
@@ -62,7 +62,7 @@ class Matching:
         self,
         *,
         settings: Settings,
-        client: SyncClient,
+        client: Client,
         groups: Sequence[Group],
         hash_tokens: int,
         stores: bool = True,

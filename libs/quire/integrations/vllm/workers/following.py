@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from quire.client import Buffer, Delivery, QuireClient, SlicePlaces
+from quire.client import AsyncClient, Buffer, Delivery, SlicePlaces
 from quire.integrations.vllm.plan import FollowPlan
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
@@ -68,7 +68,7 @@ class Target:
 
 
 async def follow(
-    client: QuireClient, plan: FollowPlan, shard: int, first: int, target: Target, urgency: Urgency, load: Progress
+    client: AsyncClient, plan: FollowPlan, shard: int, first: int, target: Target, urgency: Urgency, load: Progress
 ) -> int:
     """Receive a prefix while it is stored.
 

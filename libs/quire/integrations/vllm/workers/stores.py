@@ -163,8 +163,8 @@ class BlockStores:
             session = await client.store(space, keys, plan.first, store.memory, durability=self._durability)
             for layer in range(self._blocks.num_layers):
                 await self._layer(store, layer)
-                session.layer_produced(layer)
-            await session.finish()
+                session.layer_ready(layer)
+            await session.commit()
             return len(plan.blocks)
         finally:
             for layer in range(self._blocks.num_layers):  # until then the step copies into the memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.client import SyncClient
+from quire.client import Client
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.workers.blocks import KvBlocks
 from quire.transport.devices import CopyStream
@@ -15,7 +15,7 @@ from quire.transport.devices import CopyStream
 class WorkerParts:
     """`shard`: the worker's rank; `count`: adds to its figures; `copies`: between vLLM's blocks and staging memory."""
 
-    client: SyncClient
+    client: Client
     blocks: KvBlocks
     pool: StagingPool
     copies: CopyStream
