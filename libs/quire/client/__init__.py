@@ -1,6 +1,7 @@
-"""The SDK: `AsyncClient` for asyncio, `Client` for engines without an event loop."""
+"""The SDK: `Client`, and `AsyncClient` for asyncio."""
 
 from quire.client.admin import AdminClient
+from quire.client.blocking.cache import CachedPrefix, KvCache
 from quire.client.blocking.client import Client
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.client.client import AsyncClient
@@ -20,11 +21,13 @@ __all__ = [
     "Advice",
     "AsyncClient",
     "Buffer",
+    "CachedPrefix",
     "Client",
     "Delivery",
     "FetchSummary",
     "Image",
     "ImageClient",
+    "KvCache",
     "Lookup",
     "MemberSpans",
     "Prompt",

@@ -190,7 +190,7 @@ class AsyncClient:
         first_chunk: int = 0,
         chunk_count: int | None = None,
         places: SlicePlaces | None = None,
-        order: DeliveryOrder = DeliveryOrder.AUTO,
+        order: DeliveryOrder | str = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
     ) -> Delivery:
         """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes) or as `places` says.
@@ -251,7 +251,7 @@ class AsyncClient:
         places: SlicePlaces | None = None,
         lease_ttl_ms: int = 60_000,
         prompt: Prompt | None = None,
-        order: DeliveryOrder = DeliveryOrder.AUTO,
+        order: DeliveryOrder | str = DeliveryOrder.AUTO,
         urgency: Urgency | None = None,
         unchained: bool = False,
         follow_s: float = 0.0,
@@ -338,8 +338,8 @@ class AsyncClient:
         first_chunk: int,
         buffer: Buffer,
         *,
-        durability: Durability = Durability.LOCAL,
-        on_existing: OnExisting = OnExisting.SKIP,
+        durability: Durability | str = Durability.LOCAL,
+        on_existing: OnExisting | str = OnExisting.SKIP,
         complete: bool = False,
         unchained: bool = False,
     ) -> StoreSession:

@@ -66,7 +66,7 @@ class ImageClient:
         values: Values,
         info: LatentInfo,
         *,
-        durability: Durability = Durability.LOCAL,
+        durability: Durability | str = Durability.LOCAL,
         attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
@@ -91,7 +91,7 @@ class ImageClient:
         image_id: str,
         record: bytes,
         *,
-        durability: Durability = Durability.LOCAL,
+        durability: Durability | str = Durability.LOCAL,
         attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
@@ -132,14 +132,14 @@ class ImageClient:
         }
         return sorted(vaes.values(), key=lambda vae: (vae.name, vae.weights_sha256))
 
-    async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
+    async def get(self, image_id: str, rendering: Rendering | str | None = None, *, if_none_match: str = "") -> Image:
         """An image, decoded and encoded as asked. A decoder that does not answer is passed over once.
+
+        `rendering`: or its format alone, as "webp"; None for a PNG.
 
         Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, `CorruptData`, …
         """
-        requested = rendering or Rendering()
-        if not isinstance(requested, Rendering):
-            raise InvalidRequest(f"{requested!r}; a Rendering is wanted, as Rendering('webp')", field="rendering")
+        requested = _rendering(rendering)
         entry = self._seen.get(image_id) or await self.head(image_id)
         try:
             return await self._get(entry, requested, if_none_match)
@@ -151,10 +151,10 @@ class ImageClient:
                 raise
             return await self._get(current, requested, if_none_match)  # it was replaced meanwhile
 
-    async def etag(self, image_id: str, rendering: Rendering | None = None) -> tuple[ImageEntry, str]:
+    async def etag(self, image_id: str, rendering: Rendering | str | None = None) -> tuple[ImageEntry, str]:
         """Return the metadata of an image and its ETag, without decoding."""
         request = pb.GetImageRequest(
-            image_id=image_id, rendering=convert_images.rendering_to(rendering or Rendering()), if_none_match="*"
+            image_id=image_id, rendering=convert_images.rendering_to(_rendering(rendering)), if_none_match="*"
         )
         answer = await self._once(self._client.gateway.GetImage, request)
         return convert_images.image_from(answer.entry), answer.etag
@@ -212,7 +212,7 @@ class ImageClient:
         return await asyncio.to_thread(decode_record, await self.get_record(image_id))
 
     async def head(self, image_id: str) -> ImageEntry:
-        """Delete an image. Raises `ImageMissing`."""
+        """Return an image's metadata. Raises `ImageMissing`."""
         check_image_id(image_id)
         answer = await call(
             self._client.gateway.HeadImage, pb.HeadImageRequest(image_id=image_id), timeout_s=self._client.timeout_s
@@ -220,7 +220,7 @@ class ImageClient:
         return self._remember(convert_images.image_from(answer.entry))
 
     async def delete(self, image_id: str) -> bool:
-        """Whether there was one."""
+        """Delete an image; whether there was one."""
         check_image_id(image_id)
         answer = await self._once(self._client.gateway.DeleteImage, pb.DeleteImageRequest(image_id=image_id))
         return bool(answer.deleted)
@@ -261,3 +261,12 @@ class ImageClient:
                 buffer.close()
             raise
         buffer.close()
+
+
+def _rendering(rendering: Rendering | str | None) -> Rendering:
+    """Return how an image is wanted. Raises `InvalidRequest`."""
+    if isinstance(rendering, str):
+        return Rendering(rendering)
+    if not isinstance(rendering, Rendering | None):
+        raise InvalidRequest(f"{rendering!r}; a Rendering, or a format as 'webp', is wanted", field="rendering")
+    return rendering or Rendering()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.client.memory.buffers import Buffer
+from quire.model.choices import choice
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.hashing import Namespace
@@ -170,7 +171,7 @@ def descriptor_of(
     buffer: Buffer,
     places: SlicePlaces | None,
     *,
-    order: DeliveryOrder,
+    order: DeliveryOrder | str,
     first_chunk: int,
     chunk_count: int,
 ) -> Descriptor:
@@ -186,7 +187,7 @@ def descriptor_of(
         num_layers=layout.num_layers,
         chunk_tokens=layout.chunk_tokens,
         slice_bytes=layout.slice_bytes,
-        order=order,
+        order=choice(DeliveryOrder, order, "order"),
         target=buffer.target(),
         first_chunk=first_chunk,
         chunk_count=chunk_count,

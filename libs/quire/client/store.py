@@ -21,12 +21,15 @@ from quire.wire.channels import Stop
 from quire.wire.convert import addresses_from, outcome_from, ranges_from
 from quire.wire.v1 import gateway_pb2 as pb
 
+_QUIET_TIMEOUT_S: Final = 10.0
 _TOLD_S: Final = 2.0
 """For how long a gateway may take to tell what became of a node that cannot be told of a layer."""
 
 
 class StoreSession:
     """Made by `AsyncClient.store`. Call `layer_ready` for each layer in order, then await `commit`.
+
+    `async with` commits at the end, and aborts where an exception ends the block.
 
     `complete`: the layers were there from the start, and nodes read at once.
     """
@@ -70,6 +73,17 @@ class StoreSession:
         except asyncio.CancelledError:
             self.abandon()
             raise
+
+    async def __aenter__(self) -> StoreSession:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(QuireError):  # the buffer then stays lent
+                await self.cancel()
+            return
+        await self.commit()
+        await self.quiesced(_QUIET_TIMEOUT_S)
 
     def layer_ready(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""

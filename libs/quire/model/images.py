@@ -9,6 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
+from quire.model.choices import choice
 from quire.model.errors import CorruptData, InvalidRequest
 from quire.model.fitting import Fit, Gravity
 from quire.model.hashing import Namespace
@@ -147,7 +148,7 @@ class Rendering:
     """How an image is wanted.
 
     Quality from 1 to 100; 0: lossless where it can be, else 90. Width and height in pixels; 0: as the other one says,
-    or its own. It is not enlarged unless `enlarge`.
+    or its own. It is not enlarged unless `enlarge`. Fit and gravity may be strings, as "cover".
     """
 
     format: str = "png"
@@ -159,6 +160,8 @@ class Rendering:
     enlarge: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fit", choice(Fit, self.fit, "fit"))
+        object.__setattr__(self, "gravity", choice(Gravity, self.gravity, "gravity"))
         if self.format not in MEDIA_TYPES:
             raise InvalidRequest(f"{self.format!r}; there are {', '.join(MEDIA_TYPES)}", field="format")
         if not 0 <= self.quality <= 100:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
+from quire.model.choices import choice
 from quire.model.errors import LayoutInvalid
 
 _LAYERS_MAX: Final = 1024
@@ -41,13 +42,38 @@ class Dtype(Enum):
         return self.value[1]
 
 
-@dataclass(frozen=True, slots=True)
+_ALIASES: Final = {
+    "float32": Dtype.FP32,
+    "float16": Dtype.FP16,
+    "bfloat16": Dtype.BF16,
+    "float8_e4m3fn": Dtype.FP8_E4M3,
+    "float8_e5m2": Dtype.FP8_E5M2,
+}
+"""Names that numpy and torch have."""
+
+
+def dtype_of(value: Any) -> Dtype:
+    """Return the element type that a member, a name, a torch dtype or a numpy dtype means.
+
+    >>> dtype_of("float16"), dtype_of("bf16")
+    (<Dtype.FP16: ('fp16', 2)>, <Dtype.BF16: ('bf16', 2)>)
+
+    Raises:
+        LayoutInvalid: It means none of them.
+    """
+    if isinstance(value, Dtype):
+        return value
+    alias = _ALIASES.get(str(value).removeprefix("torch."))
+    return alias or choice(Dtype, value, "layout.dtype", LayoutInvalid)
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class KvLayout:
     """Shape of one chunk. Raises `LayoutInvalid`, naming the field, for what no model has.
 
     `num_layers` L, `chunk_tokens` G, `kv_heads` n_kv (1 for MLA), `head_dim` d (MLA: latent and rotary together).
 
-    >>> layout = KvLayout(num_layers=32, chunk_tokens=16, kv_heads=8, head_dim=128, dtype=Dtype.BF16)
+    >>> layout = KvLayout(num_layers=32, chunk_tokens=16, kv_heads=8, head_dim=128, dtype="bf16")
     >>> layout.slice_bytes, layout.payload_bytes(chunks=2)
     (65536, 4194304)
     """
@@ -59,11 +85,25 @@ class KvLayout:
     dtype: Dtype
     attention: Attention = Attention.KV_HEADS
 
-    def __post_init__(self) -> None:
-        for name, kind in (("dtype", Dtype), ("attention", Attention)):
-            if not isinstance(getattr(self, name), kind):
-                names = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
-                raise LayoutInvalid(f"{getattr(self, name)!r}; there are {names}", field=f"layout.{name}")
+    def __init__(
+        self,
+        num_layers: int,
+        chunk_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: Dtype | str,
+        attention: Attention | str = Attention.KV_HEADS,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "num_layers", num_layers)
+        put(self, "chunk_tokens", chunk_tokens)
+        put(self, "kv_heads", kv_heads)
+        put(self, "head_dim", head_dim)
+        put(self, "dtype", dtype_of(dtype))
+        put(self, "attention", choice(Attention, attention, "layout.attention", LayoutInvalid))
+        self._check()
+
+    def _check(self) -> None:
         limits = {
             "num_layers": _LAYERS_MAX,
             "chunk_tokens": _TOKENS_MAX,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final, TypeVar
 
+from quire.model.choices import choice
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
@@ -396,16 +397,16 @@ def durability_from(value: pb.Durability) -> Durability:
     return _DURABILITY[value]
 
 
-def durability_to(value: Durability) -> pb.Durability:
-    return inverse(_DURABILITY, value)
+def durability_to(value: Durability | str) -> pb.Durability:
+    return inverse(_DURABILITY, choice(Durability, value, "durability"))
 
 
 def on_existing_from(value: pb.OnExisting) -> OnExisting:
     return _ON_EXISTING.get(value, OnExisting.SKIP)
 
 
-def on_existing_to(value: OnExisting) -> pb.OnExisting:
-    return inverse(_ON_EXISTING, value)
+def on_existing_to(value: OnExisting | str) -> pb.OnExisting:
+    return inverse(_ON_EXISTING, choice(OnExisting, value, "on_existing"))
 
 
 def transfer_id_from(raw: bytes, field: str) -> bytes:

@@ -9,23 +9,50 @@ import pytest
 import torch
 
 from quire.client import AsyncClient, ImageClient
+from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, KeysInvalid, LayoutInvalid
+from quire.model.fitting import Fit
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
+from quire.model.images import Rendering
 from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
+from quire.model.layout import Attention, Dtype, KvLayout
+from quire.wire import convert
 
 _LAYOUT = KvLayout(2, 16, 2, 64, Dtype.FP16)
 _SPACE = Namespace("m", "1", _LAYOUT)
 _KEYS: Any = [bytes(32), bytes([1]) * 32]
 
 
-def test_a_layout_of_strings() -> None:
-    dtype: Any = "float16"
-    with pytest.raises(LayoutInvalid, match=r"'float16'; there are Dtype\.FP32, Dtype\.FP16"):
-        KvLayout(2, 16, 2, 64, dtype)
-    attention: Any = "mla"
-    with pytest.raises(LayoutInvalid, match=r"Attention\.MLA"):
-        KvLayout(2, 16, 1, 64, Dtype.FP16, attention)
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ("fp16", Dtype.FP16),
+        ("float16", Dtype.FP16),
+        (torch.float16, Dtype.FP16),
+        (np.dtype(np.float16), Dtype.FP16),
+        ("BF16", Dtype.BF16),
+        (torch.bfloat16, Dtype.BF16),
+        (torch.float8_e4m3fn, Dtype.FP8_E4M3),
+    ],
+)
+def test_element_types_by_name(value: Any, dtype: Dtype) -> None:
+    assert KvLayout(2, 16, 2, 64, value) == KvLayout(2, 16, 2, 64, dtype)
+
+
+def test_strings_in_place_of_members() -> None:
+    assert KvLayout(2, 16, 1, 64, "fp16", "mla").attention is Attention.MLA
+    with pytest.raises(LayoutInvalid, match=r"'int8'; there are 'fp32', 'fp16'"):
+        KvLayout(2, 16, 2, 64, "int8")
+    with pytest.raises(LayoutInvalid, match=r"'gqa'; there are 'kv_heads', 'mla'"):
+        KvLayout(2, 16, 2, 64, Dtype.FP16, "gqa")
+    fit: Any = "cover"
+    assert Rendering("webp", fit=fit).fit is Fit.COVER
+    fit = "squash"
+    with pytest.raises(InvalidRequest, match=r"'squash'; there are 'contain', 'cover'"):
+        Rendering("webp", fit=fit)
+    assert convert.durability_to("object") == convert.durability_to(Durability.OBJECT)
+    with pytest.raises(InvalidRequest, match=r"'disk'; there are 'memory', 'local', 'replicated', 'object'"):
+        convert.durability_to("disk")
 
 
 @pytest.mark.parametrize("packed", [_KEYS, "00" * 32, None])
@@ -96,11 +123,13 @@ async def test_a_list_of_keys() -> None:
                 await call
 
 
-async def test_a_format_in_place_of_a_rendering() -> None:
-    form: Any = "webp"
+async def test_a_rendering_that_is_none() -> None:
+    width: Any = 512
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(InvalidRequest, match="a Rendering is wanted"):
-            await ImageClient(client).get("cat", form)
+        with pytest.raises(InvalidRequest, match="a Rendering, or a format as 'webp', is wanted"):
+            await ImageClient(client).get("cat", width)
+        with pytest.raises(InvalidRequest, match="'bmp'; there are png"):
+            await ImageClient(client).get("cat", "bmp")
 
 
 async def test_a_picture_in_place_of_a_latent() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from quire.client.blocking.cache import KvCache
 from quire.client.blocking.calls import SyncCalls
 from quire.client.client import AsyncClient
 from quire.client.memory.buffers import Buffer
+from quire.model.hashing import Namespace
+from quire.model.layout import KvLayout
 from quire.transport import Transport
 from quire.wire.tls import Tls
 
@@ -65,6 +68,20 @@ class Client(SyncCalls):
     def allocate(self, length: int) -> Buffer:
         """Registered host memory of `length` bytes. Close it with `free`."""
         return self.on_loop(lambda: self._client.allocate(length))
+
+    def cache(self, model: str, weights: str, layout: KvLayout, *, tenant_salt: bytes = b"") -> KvCache:
+        """Return the state of one model by tokens, with `put` and `get`.
+
+        Args:
+            model: Its name.
+            weights: What the weights are, for example a digest: other weights share nothing with these.
+            layout: Shape of its chunks.
+            tenant_salt: Keeps the caller's state apart from that of others; the key of a tenant has one.
+
+        Raises:
+            InvalidRequest: A name that is empty or too long.
+        """
+        return KvCache(self, Namespace(model, weights, layout, tenant_salt))
 
     def register(self, memory: Any) -> Buffer:
         """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 from quire.client.blocking.loop import SyncLoop
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession
+from quire.model.errors import QuireError
 from quire.model.outcome import FetchSummary, StoreSummary
+
+_QUIET_TIMEOUT_S: Final = 10.0
 
 
 class SyncRetrieval:
@@ -69,11 +74,22 @@ class SyncDelivery:
 
 
 class SyncStoreSession:
-    """A `StoreSession`, blocking."""
+    """A `StoreSession`, blocking. As a context manager it commits at the end, and aborts where an exception ends it."""
 
     def __init__(self, loop: SyncLoop, session: StoreSession) -> None:
         self._loop = loop
         self._session = session
+
+    def __enter__(self) -> SyncStoreSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(QuireError):  # the buffer then stays lent
+                self.cancel()
+            return
+        self.commit()
+        self.quiesced(_QUIET_TIMEOUT_S)
 
     @property
     def known_chunks(self) -> int:
@@ -94,7 +110,7 @@ class SyncStoreSession:
         self._loop.run(produced())
 
     def commit(self) -> StoreSummary:
-        """Wait for the acknowledgement, as `StoreSession.commit`."""
+        """Wait for the acknowledgement, as `StoreSession.commit`; again, return it again."""
         return self._loop.run(self._session.commit())
 
     def quiesced(self, timeout_s: float) -> None:

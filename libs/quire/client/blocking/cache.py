@@ -1,0 +1,185 @@
+"""Keys and values by the tokens that they belong to: what most programs need of the client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.client.kv_arrays import FRAMEWORKS, check_layers, layer_views, pack_layer
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest, QuireError
+from quire.model.hashing import Namespace, block_keys
+from quire.model.outcome import StoreSummary
+from quire.telemetry import logger
+
+if TYPE_CHECKING:
+    from quire.client.blocking.client import Client
+    from quire.client.blocking.transfers import SyncRetrieval
+    from quire.client.memory.buffers import Buffer
+
+_QUIET_TIMEOUT_S: Final = 10.0
+
+
+class KvCache:
+    """The state of one model, by tokens. Made by `Client.cache`.
+
+    >>> cache = client.cache("llama-3-8b", "a1b2", layout)  # doctest: +SKIP
+    >>> cache.put(tokens, layers)  # doctest: +SKIP
+    >>> with cache.get(tokens) as prefix:  # doctest: +SKIP
+    ...     for keys, values in prefix:  # each layer as soon as it is here
+    ...         ...
+
+    `put` and `get` allocate and register memory for each call. An engine that knows its memory uses `Client.store` and
+    `Client.retrieve` with buffers of its own.
+    """
+
+    def __init__(self, client: Client, namespace: Namespace) -> None:
+        self._client = client
+        self.namespace = namespace
+
+    def put(
+        self, tokens: Sequence[int], layers: Sequence[Any], *, durability: Durability | str = Durability.LOCAL
+    ) -> StoreSummary:
+        """Store the state of a prompt's whole chunks; those that are stored already are not sent again.
+
+        Args:
+            tokens: The prompt, (T,).
+            layers: For each layer its keys and values, numpy arrays or torch tensors of (T, kv_heads, head_dim) in the
+                layout's element type; with latent attention one array of (T, 1, head_dim). The first dimensions may be
+                (chunks, chunk_tokens) in place of T, as `get` gives them.
+            durability: What the acknowledgement means.
+
+        Raises:
+            InvalidRequest: Other shapes or element types; nothing is stored.
+            QuireError: As `Client.store`.
+        """
+        layout, keys = self.namespace.layout, block_keys(self.namespace, tokens)
+        check_layers(layers, layout)
+        if not len(keys):
+            return StoreSummary(0, 0, 0, ())
+        with self._memory(len(keys)) as buffer:
+            rows = buffer.layers(layout.num_layers, len(keys), layout.slice_bytes)
+            pack_layer(layers[0], rows[0], layout, 0)  # what is wrong with all of them shows before anything is sent
+            with self._client.store(self.namespace, keys, 0, buffer, durability=durability) as store:
+                for number, layer in enumerate(layers):
+                    if number:
+                        pack_layer(layer, rows[number], layout, number)
+                    store.layer_ready(number)
+            return store.commit()
+
+    def get(self, tokens: Sequence[int], *, framework: str = "numpy") -> CachedPrefix:
+        """Fetch the longest stored prefix of a prompt, layer by layer. Use it as a context manager, or loop over it.
+
+        Args:
+            tokens: The prompt, (T,).
+            framework: Whose arrays the layers are: "numpy" or "torch". numpy has the bits of bf16 as uint16 and of fp8
+                as uint8.
+
+        Raises:
+            InvalidRequest: Another framework, or no tokens.
+        """
+        if framework not in FRAMEWORKS:
+            raise InvalidRequest(f"{framework!r}; there are {', '.join(FRAMEWORKS)}", field="framework")
+        return CachedPrefix(self, tokens, framework)
+
+    def matched_tokens(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens from the start of a prompt are stored. Raises as `Client.lookup`."""
+        keys = block_keys(self.namespace, tokens)
+        return self._client.lookup(self.namespace, keys, lease_ttl_ms=0).matched_tokens if len(keys) else 0
+
+    def evict(self, tokens: Sequence[int]) -> int:
+        """Drop a prompt's chunks that no other prompt extends; how many were dropped. Raises as `Client.evict`."""
+        keys = block_keys(self.namespace, tokens)
+        return self._client.evict(self.namespace, keys) if len(keys) else 0
+
+    @contextlib.contextmanager
+    def _memory(self, chunks: int) -> Iterator[Buffer]:
+        """Memory for one call; what a silent node may still touch is left to the client."""
+        buffer = self._client.allocate(self.namespace.layout.payload_bytes(chunks))
+        try:
+            yield buffer
+        finally:
+            if not buffer.is_busy:
+                self._client.free(buffer)
+
+
+class CachedPrefix:
+    """The stored beginning of a prompt, on its way. Made by `KvCache.get`.
+
+    Within the `with` block its views are of the memory that storage nodes write to; behind it they stay readable, and
+    what has not arrived never does.
+    """
+
+    def __init__(self, cache: KvCache, tokens: Sequence[int], framework: str) -> None:
+        self._cache = cache
+        self._keys = block_keys(cache.namespace, tokens)
+        self._framework = framework
+        self._stack = contextlib.ExitStack()
+        self._retrieval: SyncRetrieval | None = None
+        self._buffer: Buffer | None = None
+        self._entered = False
+
+    def __enter__(self) -> CachedPrefix:
+        self._entered = True
+        if not len(self._keys):
+            return self
+        with contextlib.ExitStack() as stack:
+            self._buffer = stack.enter_context(self._cache._memory(len(self._keys)))
+            client, namespace = self._cache._client, self._cache.namespace
+            self._retrieval = client.retrieve(namespace, self._keys, self._buffer)
+            stack.callback(self._end, self._retrieval)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks are delivered."""
+        return self._retrieval.found.take_chunks if self._retrieval is not None else 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens from the start of the prompt need not be computed."""
+        return self.chunks * self._cache.namespace.layout.chunk_tokens
+
+    def layer(self, layer: int) -> tuple[Any, ...]:
+        """Return a layer's keys and values once all of it is here, each (chunks, chunk_tokens, kv_heads, head_dim).
+
+        Raises:
+            InvalidRequest: No such layer, or nothing of the prompt is stored.
+            QuireError: Why the layer will never be here: compute the prompt.
+        """
+        layout = self._cache.namespace.layout
+        if not 0 <= layer < layout.num_layers or self._retrieval is None or self._retrieval.delivery is None:
+            there = f"{layout.num_layers} layers of {self.tokens} cached tokens"
+            raise InvalidRequest(f"{layer}; there are {there}", field="layer")
+        self._retrieval.delivery.layer(layer)
+        assert self._buffer is not None, "a delivery has one"
+        rows = self._buffer.layers(layout.num_layers, len(self._keys), layout.slice_bytes)
+        return layer_views(rows[layer, : self.chunks], layout, self._framework)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the layers in order, each as soon as it is here; none if nothing is stored.
+
+        Raises:
+            QuireError: Why a layer will never be here: compute the prompt.
+        """
+        with contextlib.nullcontext(self) if self._entered else self:
+            for layer in range(self._cache.namespace.layout.num_layers if self.chunks else 0):
+                yield self.layer(layer)
+
+    def _end(self, retrieval: SyncRetrieval) -> None:
+        """Stop what has not arrived, wait until no node writes, and give the lease back."""
+        try:
+            if retrieval.delivery is not None and retrieval.delivery.is_lent:
+                arrived = all(retrieval.delivery.delivery.arrived_ns)
+                if arrived:
+                    retrieval.delivery.quiesced(_QUIET_TIMEOUT_S)
+                else:
+                    retrieval.delivery.cancel(_QUIET_TIMEOUT_S)
+            self._cache._client.release(retrieval.found)
+        except QuireError as error:
+            logger().warning("a delivery did not end cleanly", error=str(error))

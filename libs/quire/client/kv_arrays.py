@@ -1,0 +1,112 @@
+"""Keys and values as arrays, and as the slices of chunks: (chunks, planes, tokens, heads, head_dim) per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.errors import InvalidRequest, LayoutInvalid
+from quire.model.layout import Dtype, KvLayout, dtype_of
+
+FRAMEWORKS: Final = ("numpy", "torch")
+_BITS: Final = {1: "uint8", 2: "uint16"}
+"""Element types of numpy by their size, for those that numpy does not have: bf16 and fp8."""
+_NUMPY: Final = {Dtype.FP32: "float32", Dtype.FP16: "float16"}
+_TORCH: Final = {
+    Dtype.FP32: "float32",
+    Dtype.FP16: "float16",
+    Dtype.BF16: "bfloat16",
+    Dtype.FP8_E4M3: "float8_e4m3fn",
+    Dtype.FP8_E5M2: "float8_e5m2",
+}
+
+
+def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, number: int) -> None:
+    """Write the planes of one layer where a store reads them.
+
+    Args:
+        layer: Keys and values (with latent attention: the latents alone), numpy arrays or torch tensors of
+            (..., kv_heads, head_dim), whose leading dimensions are the tokens in order. Tokens behind the last whole
+            chunk are left out.
+        slices: (chunks, slice bytes), the layer in the buffer.
+        layout: Of the chunks.
+        number: Of the layer, for errors.
+
+    Raises:
+        InvalidRequest: Other planes, other dimensions, fewer tokens, or another element type.
+    """
+    field = f"layers[{number}]"
+    planes = (layer,) if layout.planes == 1 and hasattr(layer, "shape") else tuple(layer)
+    if len(planes) != layout.planes:
+        wanted = "keys and values" if layout.planes == 2 else "latents alone"
+        raise InvalidRequest(f"{len(planes)} arrays; {wanted}", field=field)
+    chunks, tokens = len(slices), len(slices) * layout.chunk_tokens
+    token_bytes = layout.kv_heads * layout.head_dim * layout.dtype.bytes
+    rows = slices.reshape(chunks, layout.planes, layout.chunk_tokens, token_bytes)
+    for plane, states in enumerate(planes):
+        rows[:, plane] = _token_rows(states, layout, tokens, field).reshape(chunks, layout.chunk_tokens, token_bytes)
+
+
+def _token_rows(states: Any, layout: KvLayout, tokens: int, field: str) -> npt.NDArray[np.uint8]:
+    """Return the bytes of the first tokens, (tokens, bytes)."""
+    shape = tuple(getattr(states, "shape", ()))
+    elements = layout.kv_heads * layout.head_dim
+    ends = ((layout.kv_heads, layout.head_dim), (elements,))
+    if not any(len(shape) > len(end) and shape[-len(end) :] == end for end in ends):
+        raise InvalidRequest(
+            f"shape {shape}; (tokens, {layout.kv_heads}, {layout.head_dim}) are wanted: heads and head_dim last",
+            field=field,
+        )
+    there = math.prod(shape) // elements
+    if there < tokens:
+        raise InvalidRequest(f"{there} tokens; the whole chunks have {tokens}", field=field)
+    if not _fits(states.dtype, layout.dtype):
+        raise InvalidRequest(f"elements are {states.dtype}; the layout has {layout.dtype.value[0]}", field=field)
+    if hasattr(states, "detach"):
+        import torch
+
+        flat = states.detach().reshape(there, elements)[:tokens].contiguous().cpu()
+        return np.asarray(flat.view(torch.uint8).numpy())
+    return np.ascontiguousarray(states).reshape(there, elements)[:tokens].view(np.uint8)
+
+
+def _fits(dtype: Any, wanted: Dtype) -> bool:
+    if wanted not in _NUMPY and str(dtype) == _BITS[wanted.bytes]:
+        return True
+    try:
+        return dtype_of(str(dtype)) is wanted
+    except LayoutInvalid:
+        return False
+
+
+def layer_views(slices: npt.NDArray[np.uint8], layout: KvLayout, framework: str) -> tuple[Any, ...]:
+    """Return the planes of one delivered layer, without a copy.
+
+    Args:
+        slices: (chunks, slice bytes), the layer in the buffer.
+        layout: Of the chunks.
+        framework: "numpy" or "torch". Arrays of numpy have the bits of bf16 and fp8 as uint16 and uint8.
+
+    Returns:
+        Keys and values (with latent attention: the latents), each (chunks, chunk_tokens, kv_heads, head_dim).
+    """
+    shape = (len(slices), layout.planes, layout.chunk_tokens, layout.kv_heads, layout.head_dim)
+    if framework == "torch":
+        import torch
+
+        whole: Any = torch.from_numpy(slices).view(getattr(torch, _TORCH[layout.dtype])).view(shape)
+    else:
+        whole = slices.view(_NUMPY.get(layout.dtype) or _BITS[layout.dtype.bytes]).reshape(shape)
+    return tuple(whole[:, plane] for plane in range(layout.planes))
+
+
+def check_layers(layers: Sequence[Any], layout: KvLayout) -> None:
+    """Check the number of layers. Raises `InvalidRequest`."""
+    count = len(layers) if hasattr(layers, "__len__") else -1
+    if count != layout.num_layers:
+        there = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
+        raise InvalidRequest(f"{there}; the layout has {layout.num_layers}", field="layers")

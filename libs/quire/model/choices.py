@@ -1,0 +1,31 @@
+"""Enumerations whose members callers may name by a string."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+from quire.model.errors import InvalidRequest
+
+Kind = TypeVar("Kind", bound=Enum)
+
+
+def choice(kind: type[Kind], value: Kind | str, field: str, error: type[InvalidRequest] = InvalidRequest) -> Kind:
+    """Return the member of that name, in any case, or the member that was given.
+
+    Args:
+        kind: The enumeration.
+        value: A member, or the name of one.
+        field: What the error names.
+        error: What is raised.
+
+    Raises:
+        InvalidRequest: There is no such member; the message lists them.
+    """
+    if isinstance(value, kind):
+        return value
+    found = kind.__members__.get(value.upper()) if isinstance(value, str) else None
+    if found is None:
+        there = ", ".join(repr(name.lower()) for name in kind.__members__)
+        raise error(f"{value!r}; there are {there}", field=field)
+    return found
