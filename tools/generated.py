@@ -99,7 +99,7 @@ def main() -> None:
         VARIABLES: names(),
         CHART / "alerts.yaml": MADE_OF_ALERTS + groups(),
         CHART / "values.schema.json": schema(),
-        sync_client.MADE: sync_client.text(),
+        **sync_client.texts(),
     }
     for file, text in wanted.items():
         if "--check" not in sys.argv[1:]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quire_decoder.adapters.weights import weights_digest
 from quire_server.redis import AccessKeys, connect
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import VAE_FOLDER
@@ -70,11 +71,13 @@ def test_the_tutorial(cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "store.py"
     script.write_text(program.replace("127.0.0.1:7410", cluster.gateway_address))
     first, second = (fork_server.run([sys.executable, script], timeout=60).stdout.splitlines() for _ in range(2))
-    assert first[:2] == ["found 0 of 10", "stored 10"] and second[0] == "found 10 of 10"
-    assert len(second) == 5 and first[2:] == second[1:]
+    assert first == ["cached 0 []", "stored 10 chunks"]
+    assert second[0].startswith("cached 160 [") and second[0].count(",") == 3 and second[1] == "stored 0 chunks"
 
     make, put, get = _tutorial("", "A picture")
-    put = put.replace("quire images ls", f"quire images ls --folder {cluster.folder}")
+    here = f"--folder {cluster.folder}"
+    put = put.replace("photo.png", f"photo.png {here} --weights {weights_digest(VAE_FOLDER)}")  # of this cluster's two
+    put = put.replace("images ls", f"images ls {here}")
     commands = (make + put + get).replace("127.0.0.1:7480", cluster.http_address)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     shell = ["bash", "-e", "-c", commands]

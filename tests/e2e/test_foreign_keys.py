@@ -19,7 +19,7 @@ from quire.client import AdminClient, Lookup
 from quire.model.assignment import Engine
 from quire.model.chunk_object import read_chunk_object, with_record, write_chunk_object
 from quire.model.durability import Durability
-from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NotAllowed
+from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NoDecoder, NotAllowed
 from quire.model.images import ImageEntry
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -193,6 +193,13 @@ async def _put_latent(world: World) -> None:
     assert await world.mallory.images.delete("cat")
 
 
+async def _put_picture(world: World) -> None:
+    """This cluster has no decoder: nothing is stored."""
+    with pytest.raises(NoDecoder):
+        await world.mallory.images.put_picture("cat", b"\x89PNG\r\n\x1a\n", weights_sha256=64 * "0")
+    assert not await world.mallory.images.delete("cat")
+
+
 async def _delete_image(world: World) -> None:
     assert not await world.mallory.images.delete("cat")
 
@@ -239,6 +246,7 @@ TRIED: Mapping[str, Callable[[World], Awaitable[None]]] = {
     "GetLatent": _get_latent,
     "GetImage": _get_image,
     "PutLatent": _put_latent,
+    "PutPicture": _put_picture,
     "DeleteImage": _delete_image,
     "ListImages": _list_images,
     "Status": _status,

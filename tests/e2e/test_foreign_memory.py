@@ -25,7 +25,7 @@ from tests.e2e.s3_signing import request
 from tests.e2e.tenants import TOKENS, Tenant, two_tenants
 
 CHUNKS = 4
-METHODS = ("Fetch", "Retrieve", "Store", "PutLatent", "GetLatent", "GetImage")
+METHODS = ("Fetch", "Retrieve", "Store", "PutLatent", "PutPicture", "GetLatent", "GetImage")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ async def _ask(world: World, method: str, target: RdmaTarget) -> Any:
         asked = images_pb2.PutLatentRequest(
             image_id="cat", source=there, record_bytes=64, durability=level, allow_unknown_vae=True
         )
+    elif method == "PutPicture":
+        asked = images_pb2.PutPictureRequest(image_id="cat", source=there, picture_bytes=64)
     elif method == "GetLatent":
         asked = images_pb2.GetLatentRequest(image_id="cat", target=there)
     else:

@@ -359,6 +359,7 @@ class Cluster:
             images=nothing,
             latents=nothing,
             own=nothing,
+            pictures=nothing,
             admission=admission,
             lookups=lookups,
             following=Following(lookups, running, view, clock),

@@ -3,10 +3,11 @@
 from quire.client.admin import AdminClient
 from quire.client.blocking.cache import CachedPrefix, KvCache
 from quire.client.blocking.client import Client
+from quire.client.blocking.images import Images
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.client.client import AsyncClient
 from quire.client.delivery import Delivery
-from quire.client.images import Image, ImageClient
+from quire.client.images import EncodedImage, Image, ImageClient
 from quire.client.lookup import Advice, Lookup, Prompt, SlicePlaces
 from quire.client.memory.buffers import Buffer
 from quire.client.retrieval import Retrieval
@@ -24,9 +25,11 @@ __all__ = [
     "CachedPrefix",
     "Client",
     "Delivery",
+    "EncodedImage",
     "FetchSummary",
     "Image",
     "ImageClient",
+    "Images",
     "KvCache",
     "Lookup",
     "MemberSpans",

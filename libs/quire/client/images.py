@@ -7,6 +7,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,15 @@ from quire.model.errors import (
     TargetInvalid,
     Unavailable,
 )
-from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry, Rendering, check_image_id, check_record
+from quire.model.images import (
+    NO_ATTRIBUTES,
+    RECORD_BYTES_MAX,
+    ImageAttributes,
+    ImageEntry,
+    Rendering,
+    check_image_id,
+    check_record,
+)
 from quire.model.latents import LatentInfo, Values, decode_record, encode_record
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.telemetry import names, tracer
@@ -32,7 +41,6 @@ from quire.wire.v1 import images_pb2 as pb
 
 _PAGE: Final = 500
 _SEEN_MAX: Final = 10_000
-_NOTHING_SAID: Final = ImageAttributes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,24 @@ class Image:
     source: str
     decoder: str
     stages_us: dict[str, int]
+
+    def save(self, path: str | Path) -> None:
+        """Write the file. Raises `OSError`."""
+        Path(path).write_bytes(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A picture that was stored as a latent.
+
+    `psnr_db`: of the latent's image against the picture, infinite where they are equal; `error_max`: the largest
+    difference of a channel, of 255. `first_of_several`: the picture has more frames than the one that is stored.
+    """
+
+    entry: ImageEntry
+    psnr_db: float
+    error_max: int
+    first_of_several: bool
 
 
 class ImageClient:
@@ -67,7 +93,7 @@ class ImageClient:
         info: LatentInfo,
         *,
         durability: Durability | str = Durability.LOCAL,
-        attributes: ImageAttributes = _NOTHING_SAID,
+        attributes: ImageAttributes = NO_ATTRIBUTES,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a latent; an image of that id is replaced. `attributes`: metadata, and for how long it stays.
@@ -78,7 +104,7 @@ class ImageClient:
         if not isinstance(values, np.ndarray) or not isinstance(info, LatentInfo):
             raise InvalidRequest(
                 f"{type(values).__name__} with {type(info).__name__}; a latent is a numpy array with a LatentInfo. "
-                "Pictures are put by HTTP (PUT /v1/images/{id})",
+                "put_picture takes pictures",
                 field="values",
             )
         record = await asyncio.to_thread(encode_record, values, info)
@@ -92,7 +118,7 @@ class ImageClient:
         record: bytes,
         *,
         durability: Durability | str = Durability.LOCAL,
-        attributes: ImageAttributes = _NOTHING_SAID,
+        attributes: ImageAttributes = NO_ATTRIBUTES,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a record unchanged. Raises as `put`."""
@@ -120,6 +146,58 @@ class ImageClient:
             )
             answer = await self._once(self._client.gateway.PutLatent, request)
         return self._remember(convert_images.image_from(answer.entry))
+
+    async def put_picture(
+        self,
+        image_id: str,
+        picture: str | Path | bytes,
+        *,
+        weights_sha256: str = "",
+        background: int = 0,
+        durability: Durability | str = Durability.LOCAL,
+        attributes: ImageAttributes = NO_ATTRIBUTES,
+    ) -> EncodedImage:
+        """Store a picture as the latent that a VAE of the cluster makes of it; an image of that id is replaced.
+
+        Args:
+            image_id: Its id.
+            picture: The path of a file, or its bytes: PNG, JPEG, WebP, AVIF, TIFF, or a GIF's first frame.
+            weights_sha256: Digest of the VAE's weights, in hexadecimal (`vaes`); "" for the cluster's only one.
+            background: The colour behind transparent pixels, 0xRRGGBB.
+            durability: What the acknowledgement means.
+            attributes: Metadata, and for how long it stays.
+
+        Raises:
+            InvalidRequest: No such picture, sides that the VAE does not take, or a VAE that the cluster does not have.
+            NoDecoder: No decoder with that VAE is alive.
+        """
+        check_image_id(image_id)
+        if not isinstance(picture, str | Path | bytes | bytearray | memoryview):
+            raise InvalidRequest(f"{type(picture).__name__}; a path, or the bytes of a file", field="picture")
+        data = await asyncio.to_thread(Path(picture).read_bytes) if isinstance(picture, str | Path) else picture
+        if not len(data):
+            raise InvalidRequest("no bytes", field="picture")
+        await self._client.reach()
+        with (
+            tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
+            self._lent(len(data)) as buffer,
+        ):
+            assert buffer.view is not None, "host memory"
+            memoryview(buffer.view.data)[: len(data)] = data
+            request = pb.PutPictureRequest(
+                image_id=image_id,
+                source=convert.target_to(buffer.target()),
+                picture_bytes=len(data),
+                weights_sha256=weights_sha256,
+                background_rgb=background,
+                ttl_ms=attributes.ttl_ms,
+                metadata=dict(attributes.metadata),
+                provenance=attributes.provenance,
+                durability=convert.durability_to(durability),
+            )
+            answer = await self._once(self._client.gateway.PutPicture, request)
+        entry = self._remember(convert_images.image_from(answer.entry))
+        return EncodedImage(entry, answer.psnr_db, answer.error_max, answer.first_of_several)
 
     async def vaes(self) -> list[KnownVae]:
         """Return the VAEs of the cluster's decoders, by name."""

@@ -127,6 +127,10 @@ class ImageAttributes:
             raise InvalidRequest(f"{size} bytes, {_METADATA_BYTES_MAX} at most; each name once", field="metadata")
 
 
+NO_ATTRIBUTES: Final = ImageAttributes()
+"""An image that stays for ever, and of which nothing is said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Scale to `scaled_height` × `scaled_width`, then keep `height` × `width` from (`top`, `left`). In pixels."""

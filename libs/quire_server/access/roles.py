@@ -47,7 +47,7 @@ _OF_CLIENTS: Final = dict.fromkeys(
     (
         *("Session", "Lookup", "Fetch", "Retrieve", "Store", "Release", "Evict", "Demote", "Retain"),
         *("Prefetch", "ProveAddress", "Assign"),
-        *("PutLatent", "GetLatent", "HeadImage", "GetImage", "DeleteImage", "ListImages", "Status"),
+        *("PutLatent", "PutPicture", "GetLatent", "HeadImage", "GetImage", "DeleteImage", "ListImages", "Status"),
     ),
     _ALL,
 )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -19,12 +20,13 @@ from quire.model.latents import LatentInfo, Vae, encode_record, from_safetensors
 from quire.model.nodes import KnownVae
 from quire.model.vaes import normalisation_of
 
+_RECORD: Final = b"QLAT"
 console = Console(highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class LatentFile:
-    """A .safetensors file with one tensor, or a latent record, and the VAE of its latent.
+class ImageFile:
+    """A .safetensors file with one tensor, a latent record, or a picture, and the VAE of its latent.
 
     `scale`, `scaling_factor` and `shift_factor`: None for those of the VAE's configuration.
     """
@@ -35,13 +37,16 @@ class LatentFile:
     scaling_factor: float | None
     shift_factor: float | None
 
-    def record(self, vaes: Sequence[KnownVae]) -> bytes:
-        """Return the latent record. `vaes`: of the cluster's decoders. Raises `InvalidRequest`."""
+    def read(self) -> bytes:
+        """Return its bytes. Raises `InvalidRequest`."""
         try:
-            raw = self.path.read_bytes()
+            return self.path.read_bytes()
         except OSError as error:
             raise InvalidRequest(str(error), field="file") from None
-        if raw[:4] == b"QLAT":
+
+    def record(self, raw: bytes, vaes: Sequence[KnownVae]) -> bytes:
+        """Return the latent record. `raw`: its bytes; `vaes`: of the cluster's decoders. Raises `InvalidRequest`."""
+        if raw[:4] == _RECORD:
             return raw
         values, dtype = from_safetensors(raw)
         vae = next((vae for vae in vaes if vae.weights_sha256 == self.weights_sha256), None)
@@ -59,9 +64,9 @@ class LatentFile:
 
 
 def put(
-    gateway: str, file: LatentFile, image_id: str, allow_unknown_vae: bool, provenance: str, *, as_json: bool
+    gateway: str, file: ImageFile, image_id: str, allow_unknown_vae: bool, provenance: str, *, as_json: bool
 ) -> None:
-    """Put an image.
+    """Put an image. What is neither a latent record nor .safetensors counts as a picture.
 
     Raises `InvalidRequest`, also if no decoder signs provenance; `RecordInvalid` if none has its VAE.
     """
@@ -69,10 +74,15 @@ def put(
 
     async def store() -> ImageEntry:
         async with AsyncClient(gateway) as client:
-            images = ImageClient(client)
-            record = file.record(await images.vaes())
+            images, raw, name = ImageClient(client), file.read(), image_id or file.path.stem
+            if raw[:4] != _RECORD and file.path.suffix.lower() != ".safetensors":
+                put_ = await images.put_picture(name, raw, weights_sha256=file.weights_sha256, attributes=attributes)
+                return put_.entry
             return await images.put_record(
-                image_id or file.path.stem, record, attributes=attributes, allow_unknown_vae=allow_unknown_vae
+                name,
+                file.record(raw, await images.vaes()),
+                attributes=attributes,
+                allow_unknown_vae=allow_unknown_vae,
             )
 
     entry, size = asyncio.run(store()), file.path.stat().st_size

@@ -19,9 +19,9 @@ _FOLDER = Path("quire-data")
 
 @images_app.command("put")
 def images_put(
-    file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
+    file: Annotated[Path, typer.Argument(help="a picture, .safetensors with one tensor, or a latent record")],
     name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
-    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
+    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights; empty for a picture: the only VAE")] = "",
     scale: Annotated[int | None, typer.Option(help="pixels per latent pixel; the VAE's own by default")] = None,
     scaling_factor: Annotated[
         float | None, typer.Option(help="the factor on latents; that of the VAE's configuration by default")
@@ -37,13 +37,13 @@ def images_put(
     gateway: Gateway = "",
     as_json: AsJson = False,
 ) -> None:
-    """Store a latent under an id."""
+    """Store a picture or a latent under an id. A picture becomes the latent that the VAE makes of it."""
     from quire_tools.cli import cluster as cluster_commands
     from quire_tools.cli import images
 
     address = cluster_commands.gateway_of(folder, gateway)
-    latent = images.LatentFile(file, weights.lower(), scale, scaling_factor, shift_factor)
-    images.put(address, latent, name, allow_unknown_vae, provenance, as_json=as_json)
+    image = images.ImageFile(file, weights.lower(), scale, scaling_factor, shift_factor)
+    images.put(address, image, name, allow_unknown_vae, provenance, as_json=as_json)
 
 
 @images_app.command("sign")

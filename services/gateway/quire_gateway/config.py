@@ -22,7 +22,9 @@ class GatewayConfig(MemberConfig):
     )
     http_listen: str = setting("127.0.0.1:7480", "host:port of the HTTP frontend; off for none")
     http_tls_listen: str = setting("", "host:port of the HTTP frontend over HTTPS; empty for none")
-    http_body_max: int = setting(64 << 20, "bytes of a request's body; larger ones are refused", minimum=1)
+    http_body_max: int = setting(
+        64 << 20, "bytes of a request's body, or of a picture that is put; larger ones are refused", minimum=1
+    )
     http_requests_max: int = setting(64, "images at the same time through HTTP; more wait", minimum=1)
     http_cache_control: str = setting("public, no-cache", "what caches are told of images over HTTP")
     http_origins: str = setting("", "origins whose pages may fetch images (CORS), by commas; *: all; empty: none")

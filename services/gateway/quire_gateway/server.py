@@ -172,6 +172,7 @@ def _listeners(
     images: ImageReads,
     latents: LatentGateway,
     own: ImageService,
+    pictures: PictureUploads,
     admission: Admission,
     lookups: Lookups,
     following: Following,
@@ -189,6 +190,7 @@ def _listeners(
         images=images,
         latents=latents,
         own=own,
+        pictures=pictures,
         admission=admission,
         lookups=lookups,
         following=following,
@@ -388,6 +390,7 @@ async def serve(config: GatewayConfig) -> None:
         images=images,
         latents=latents,
         own=own,
+        pictures=(pictures := PictureUploads(owners, decoders, vaes, memory)),
         admission=admission,
         lookups=lookups,
         following=Following(lookups, RunningStores(redis), view, clock),
@@ -398,7 +401,7 @@ async def serve(config: GatewayConfig) -> None:
         clock=clock,
     )
     frontends = (
-        ImagesFrontend(config, own, PictureUploads(owners, decoders, vaes, memory), vaes, admission),
+        ImagesFrontend(config, own, pictures, vaes, admission),
         _s3_frontend(
             config=config,
             admission=admission,

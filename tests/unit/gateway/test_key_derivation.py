@@ -121,6 +121,7 @@ async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
         images=nothing,
         latents=nothing,
         own=nothing,
+        pictures=nothing,
         admission=Admission(config, nothing, clock),
         lookups=seen,
         following=seen,

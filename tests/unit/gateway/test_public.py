@@ -49,6 +49,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         images=nothing,
         latents=nothing,
         own=nothing,
+        pictures=nothing,
         admission=Admission(config, nothing, clock),
         lookups=lookups,
         following=nothing,

@@ -137,7 +137,7 @@ async def test_a_picture_in_place_of_a_latent() -> None:
     picture: Any = b"\x89PNG"
     async with AsyncClient("127.0.0.1:1") as client:
         images = ImageClient(client)
-        with pytest.raises(InvalidRequest, match=r"Pictures are put by HTTP"):
+        with pytest.raises(InvalidRequest, match="put_picture takes pictures"):
             await images.put("cat", picture, absent)
         records: list[Any] = [absent, np.zeros(3), "text"]
         for record in records:

@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from quire.client.blocking.cache import KvCache
 from quire.client.blocking.calls import SyncCalls
+from quire.client.blocking.images import Images
 from quire.client.client import AsyncClient
+from quire.client.images import ImageClient
 from quire.client.memory.buffers import Buffer
 from quire.model.hashing import Namespace
 from quire.model.layout import KvLayout
@@ -31,6 +33,7 @@ class Client(SyncCalls):
     ) -> None:
         client = AsyncClient(gateway_address, transport=transport, timeout_s=timeout_s, zone=zone, tls=tls, token=token)
         super().__init__(client, timeout_s)
+        self._images = Images(self, ImageClient(client))
 
     def __enter__(self) -> Client:
         self.start()
@@ -59,6 +62,11 @@ class Client(SyncCalls):
             self.run(self._client.close(), _CLOSE_S)
         finally:
             self._stop()
+
+    @property
+    def images(self) -> Images:
+        """Images: latents in, encoded images out."""
+        return self._images
 
     @property
     def asynchronous(self) -> AsyncClient:

@@ -21,7 +21,7 @@ CACHE_EVENT_KIND_REMOVED: CacheEventKind
 CACHE_EVENT_KIND_CLEARED: CacheEventKind
 
 class SessionRequest(_message.Message):
-    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign")
+    __slots__ = ("id", "received", "timeout_ms", "traceparent", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign", "put_picture")
     ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class SessionRequest(_message.Message):
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEMOTE_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    PUT_PICTURE_FIELD_NUMBER: _ClassVar[int]
     id: int
     received: int
     timeout_ms: int
@@ -72,10 +73,11 @@ class SessionRequest(_message.Message):
     prove_address: ProveAddressRequest
     demote: DemoteRequest
     assign: AssignRequest
-    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ..., demote: _Optional[_Union[DemoteRequest, _Mapping]] = ..., assign: _Optional[_Union[AssignRequest, _Mapping]] = ...) -> None: ...
+    put_picture: _images_pb2.PutPictureRequest
+    def __init__(self, id: _Optional[int] = ..., received: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., renew: _Optional[_Union[SessionRenew, _Mapping]] = ..., cancel: _Optional[int] = ..., close: _Optional[_Union[SessionClose, _Mapping]] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., store: _Optional[_Union[StoreRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., evict: _Optional[_Union[EvictRequest, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentRequest, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentRequest, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageRequest, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageRequest, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageRequest, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesRequest, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveRequest, _Mapping]] = ..., retain: _Optional[_Union[RetainRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressRequest, _Mapping]] = ..., demote: _Optional[_Union[DemoteRequest, _Mapping]] = ..., assign: _Optional[_Union[AssignRequest, _Mapping]] = ..., put_picture: _Optional[_Union[_images_pb2.PutPictureRequest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign")
+    __slots__ = ("id", "number", "heard", "last", "opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch", "prove_address", "demote", "assign", "put_picture")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,7 @@ class SessionResponse(_message.Message):
     PROVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEMOTE_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    PUT_PICTURE_FIELD_NUMBER: _ClassVar[int]
     id: int
     number: int
     heard: int
@@ -128,7 +131,8 @@ class SessionResponse(_message.Message):
     prove_address: ProveAddressResponse
     demote: DemoteResponse
     assign: AssignResponse
-    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ..., demote: _Optional[_Union[DemoteResponse, _Mapping]] = ..., assign: _Optional[_Union[AssignResponse, _Mapping]] = ...) -> None: ...
+    put_picture: _images_pb2.PutPictureResponse
+    def __init__(self, id: _Optional[int] = ..., number: _Optional[int] = ..., heard: _Optional[int] = ..., last: _Optional[bool] = ..., opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., leaving: _Optional[_Union[SessionLeaving, _Mapping]] = ..., error: _Optional[_Union[SessionError, _Mapping]] = ..., stopped: _Optional[_Union[SessionStopped, _Mapping]] = ..., lookup: _Optional[_Union[LookupResponse, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., store: _Optional[_Union[StoreResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., evict: _Optional[_Union[EvictResponse, _Mapping]] = ..., put_latent: _Optional[_Union[_images_pb2.PutLatentResponse, _Mapping]] = ..., get_latent: _Optional[_Union[_images_pb2.GetLatentResponse, _Mapping]] = ..., head_image: _Optional[_Union[_images_pb2.HeadImageResponse, _Mapping]] = ..., get_image: _Optional[_Union[_images_pb2.GetImageResponse, _Mapping]] = ..., delete_image: _Optional[_Union[_images_pb2.DeleteImageResponse, _Mapping]] = ..., list_images: _Optional[_Union[_images_pb2.ListImagesResponse, _Mapping]] = ..., status: _Optional[_Union[StatusResponse, _Mapping]] = ..., retrieve: _Optional[_Union[RetrieveResponse, _Mapping]] = ..., retain: _Optional[_Union[RetainResponse, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchResponse, _Mapping]] = ..., prove_address: _Optional[_Union[ProveAddressResponse, _Mapping]] = ..., demote: _Optional[_Union[DemoteResponse, _Mapping]] = ..., assign: _Optional[_Union[AssignResponse, _Mapping]] = ..., put_picture: _Optional[_Union[_images_pb2.PutPictureResponse, _Mapping]] = ...) -> None: ...
 
 class SessionStopped(_message.Message):
     __slots__ = ("nodes",)

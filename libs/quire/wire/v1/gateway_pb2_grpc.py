@@ -96,6 +96,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_images__pb2.PutLatentResponse.FromString,
                 _registered_method=True)
+        self.PutPicture = channel.unary_unary(
+                '/quire.v1.GatewayService/PutPicture',
+                request_serializer=quire_dot_v1_dot_images__pb2.PutPictureRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.PutPictureResponse.FromString,
+                _registered_method=True)
         self.GetLatent = channel.unary_unary(
                 '/quire.v1.GatewayService/GetLatent',
                 request_serializer=quire_dot_v1_dot_images__pb2.GetLatentRequest.SerializeToString,
@@ -227,6 +232,13 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutPicture(self, request, context):
+        """Store a picture out of the client's memory, as the latent that a VAE of the cluster makes of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetLatent(self, request, context):
         """Have an image's latent record written into the client's memory.
         """
@@ -339,6 +351,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.PutLatent,
                     request_deserializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.FromString,
                     response_serializer=quire_dot_v1_dot_images__pb2.PutLatentResponse.SerializeToString,
+            ),
+            'PutPicture': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPicture,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.PutPictureRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.PutPictureResponse.SerializeToString,
             ),
             'GetLatent': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLatent,
@@ -701,6 +718,33 @@ class GatewayService:
             '/quire.v1.GatewayService/PutLatent',
             quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
             quire_dot_v1_dot_images__pb2.PutLatentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPicture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/PutPicture',
+            quire_dot_v1_dot_images__pb2.PutPictureRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.PutPictureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,8 @@ class GatewayServiceStub:
     """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]
     """Store a latent record out of the client's memory and catalogue it as an image."""
+    PutPicture: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutPictureRequest, _images_pb2.PutPictureResponse]
+    """Store a picture out of the client's memory, as the latent that a VAE of the cluster makes of it."""
     GetLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]
     """Have an image's latent record written into the client's memory."""
     HeadImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]
@@ -122,6 +124,8 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]  # type: ignore[assignment]
     """Store a latent record out of the client's memory and catalogue it as an image."""
+    PutPicture: _aio.UnaryUnaryMultiCallable[_images_pb2.PutPictureRequest, _images_pb2.PutPictureResponse]  # type: ignore[assignment]
+    """Store a picture out of the client's memory, as the latent that a VAE of the cluster makes of it."""
     GetLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]  # type: ignore[assignment]
     """Have an image's latent record written into the client's memory."""
     HeadImage: _aio.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]  # type: ignore[assignment]
@@ -246,6 +250,14 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_images_pb2.PutLatentResponse, _abc.Awaitable[_images_pb2.PutLatentResponse]]:
         """Store a latent record out of the client's memory and catalogue it as an image."""
+
+    @_abc_1.abstractmethod
+    def PutPicture(
+        self,
+        request: _images_pb2.PutPictureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.PutPictureResponse, _abc.Awaitable[_images_pb2.PutPictureResponse]]:
+        """Store a picture out of the client's memory, as the latent that a VAE of the cluster makes of it."""
 
     @_abc_1.abstractmethod
     def GetLatent(

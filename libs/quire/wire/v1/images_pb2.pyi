@@ -146,6 +146,47 @@ class PutLatentResponse(_message.Message):
     entry: ImageEntry
     def __init__(self, entry: _Optional[_Union[ImageEntry, _Mapping]] = ...) -> None: ...
 
+class PutPictureRequest(_message.Message):
+    __slots__ = ("image_id", "source", "picture_bytes", "weights_sha256", "background_rgb", "ttl_ms", "metadata", "provenance", "durability")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    IMAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_RGB_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    image_id: str
+    source: _common_pb2.RdmaTarget
+    picture_bytes: int
+    weights_sha256: str
+    background_rgb: int
+    ttl_ms: int
+    metadata: _containers.ScalarMap[str, str]
+    provenance: str
+    durability: _common_pb2.Durability
+    def __init__(self, image_id: _Optional[str] = ..., source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., picture_bytes: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., background_rgb: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., provenance: _Optional[str] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
+
+class PutPictureResponse(_message.Message):
+    __slots__ = ("entry", "psnr_db", "error_max", "first_of_several")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    PSNR_DB_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MAX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OF_SEVERAL_FIELD_NUMBER: _ClassVar[int]
+    entry: ImageEntry
+    psnr_db: float
+    error_max: int
+    first_of_several: bool
+    def __init__(self, entry: _Optional[_Union[ImageEntry, _Mapping]] = ..., psnr_db: _Optional[float] = ..., error_max: _Optional[int] = ..., first_of_several: _Optional[bool] = ...) -> None: ...
+
 class GetLatentRequest(_message.Message):
     __slots__ = ("image_id", "target")
     IMAGE_ID_FIELD_NUMBER: _ClassVar[int]

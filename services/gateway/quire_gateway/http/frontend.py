@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from email.utils import formatdate
 from pathlib import Path
 from typing import IO, Final
@@ -182,7 +182,7 @@ class ImagesFrontend:
             record, encoded = await self._record_of(body, kind, query)
             attributes = attributes_of(request.headers, query)
             if encoded is not None:
-                attributes = replace(attributes, metadata=(*attributes.metadata, encoded.metadata))
+                attributes = encoded.described(attributes)
             tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
             expected = await self._expected(request, tenant, image_id)
             entry = await self._images.put_record(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.model.errors import InvalidRequest, NoDecoder
-from quire.model.images import RECORD_BYTES_MAX
+from quire.model.images import RECORD_BYTES_MAX, ImageAttributes
 from quire_gateway.images.owners import ImageOwners
 from quire_gateway.images.service import PeerMemory
 from quire_gateway.images.vaes import KnownVaes
@@ -26,10 +26,10 @@ class Encoded:
     error_max: int
     first_of_several: bool
 
-    @property
-    def metadata(self) -> tuple[str, str]:
-        """The loss that is kept with the image."""
-        return "fidelity-psnr-db", f"{self.psnr_db:.2f}" if math.isfinite(self.psnr_db) else "inf"
+    def described(self, attributes: ImageAttributes) -> ImageAttributes:
+        """Return an image's attributes with the loss, which is kept with it."""
+        loss = "fidelity-psnr-db", f"{self.psnr_db:.2f}" if math.isfinite(self.psnr_db) else "inf"
+        return replace(attributes, metadata=(*attributes.metadata, loss))
 
 
 class PictureUploads:

@@ -19,6 +19,7 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.images import (
+    NO_ATTRIBUTES,
     RECORD_BYTES_MAX,
     ExpectedImage,
     ImageAttributes,
@@ -39,7 +40,6 @@ _PAGE: Final = 500
 _DELETES: Final = 16
 _ANYTHING: Final = ExpectedImage()
 _UNCONDITIONAL: Final = Preconditions()
-_NOTHING_SAID: Final = ImageAttributes()
 
 
 class PeerMemory(Protocol):
@@ -151,7 +151,7 @@ class ImageService:
         *,
         durability: Durability = Durability.LOCAL,
         expected: ExpectedImage = _ANYTHING,
-        attributes: ImageAttributes = _NOTHING_SAID,
+        attributes: ImageAttributes = NO_ATTRIBUTES,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a record under an id.
@@ -183,7 +183,7 @@ class ImageService:
         *,
         durability: Durability,
         expected: ExpectedImage,
-        attributes: ImageAttributes = _NOTHING_SAID,
+        attributes: ImageAttributes = NO_ATTRIBUTES,
         allow_unknown_vae: bool,
     ) -> ImageEntry:
         """Store the record in a client's memory: it is read, checked and stored here, so that its digest is right.
@@ -191,10 +191,7 @@ class ImageService:
         Raises as `put_record`, `TargetInvalid`, `PeerLost`.
         """
         check_image_id(image_id)
-        if not 0 < length <= RECORD_BYTES_MAX:
-            raise InvalidRequest(f"{length} bytes, 1 to {RECORD_BYTES_MAX}", field="record_bytes")
-        await self._reach()
-        record = await self._memory.pull(source, length)
+        record = await self.pull(source, length, RECORD_BYTES_MAX, "record_bytes")
         return await self.put_record(
             tenant,
             image_id,
@@ -204,6 +201,13 @@ class ImageService:
             attributes=attributes,
             allow_unknown_vae=allow_unknown_vae,
         )
+
+    async def pull(self, source: RdmaTarget, length: int, length_max: int, field: str) -> bytes:
+        """Read what a client has in its memory. Raises `InvalidRequest` for its length, `TargetInvalid`, `PeerLost`."""
+        if not 0 < length <= length_max:
+            raise InvalidRequest(f"{length} bytes, 1 to {length_max}", field=field)
+        await self._reach()
+        return await self._memory.pull(source, length)
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Return an image's entry. Raises `ImageMissing`."""
