@@ -16,9 +16,9 @@ from quire.model.nodes import DecoderInfo, Node
 from quire_orchestrator.core.routing import Route, candidate
 from quire_orchestrator.images import ImageDesk
 from quire_server.clock import SystemClock
+from quire_server.core.decoding import Candidate, Choice
 from quire_server.core.placement import rendezvous
 from quire_server.redis import RunningDecodes, scripts
-from quire_server.redis.decodes import Candidate, Choice
 from tests.polling import eventually
 
 

@@ -22,9 +22,9 @@ from PIL import Image as PillowImage
 from safetensors.torch import save
 from yarl import URL
 
-from quire.client import AsyncClient, Client, ImageClient
+from quire.client import AsyncClient, ImageClient
 from quire.model.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
-from quire.model.images import ImageAttributes, Rendering
+from quire.model.images import Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
 from quire.model.nodes import Role
 from quire_decoder.adapters.weights import weights_digest
@@ -485,42 +485,3 @@ async def test_bodies_that_are_none_over_http(http: aiohttp.ClientSession, vae: 
         assert answer.status == 201, await answer.text()
     async with http.get("/v1/vaes") as answer:
         assert weights_digest(vae) in {each["weights_sha256"] for each in (await answer.json())["vaes"]}
-
-
-def test_pictures_by_the_blocking_client(cluster: LocalCluster, vae: Path, tmp_path: Path) -> None:
-    """By path and as bytes; with what they are is wrong before anything is sent, or as the decoder says."""
-    pixels = np.random.default_rng(5).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    PillowImage.fromarray(pixels).save(tmp_path / "cat.png")
-    with Client(cluster.gateway_address) as client:
-        images = client.images
-        weights = weights_digest(vae)
-        assert weights in [each.weights_sha256 for each in images.vaes()]
-        attributes = ImageAttributes(metadata=(("by", "me"),))
-        put = images.put_picture("blocking/cat", tmp_path / "cat.png", weights_sha256=weights, attributes=attributes)
-        assert put.entry.weights_sha256 == weights and 0 < put.psnr_db < 99 and not put.first_of_several
-        same = images.put_picture("blocking/dog", (tmp_path / "cat.png").read_bytes(), weights_sha256=weights.upper())
-        assert same.entry.record_sha256 == put.entry.record_sha256 and same.psnr_db == put.psnr_db
-        metadata = dict(images.head("blocking/cat").metadata)
-        assert metadata["by"] == "me" and float(metadata["fidelity-psnr-db"]) == round(put.psnr_db, 2)
-        images.get("blocking/cat", "webp").save(tmp_path / "cat.webp")
-        with PillowImage.open(tmp_path / "cat.webp") as picture:
-            assert (picture.format, picture.size) == ("WEBP", (96, 64))
-        assert [entry.image_id for entry in images.list("blocking/")] == ["blocking/cat", "blocking/dog"]
-        assert images.delete("blocking/dog") and not images.delete("blocking/dog")
-        wrong: Any = 7
-        for file, why in (
-            (b"", "no bytes"),
-            (wrong, "int; a path, or the bytes of a file"),
-            (b"GIF89a", "GIF"),
-            (b"nothing", "not one of"),
-        ):
-            with pytest.raises(QuireError, match=why):
-                images.put_picture("blocking/bad", file, weights_sha256=weights)
-        with pytest.raises(InvalidRequest, match="which of 2 VAEs"):
-            images.put_picture("blocking/bad", tmp_path / "cat.png")
-        with pytest.raises(FileNotFoundError):
-            images.put_picture("blocking/bad", tmp_path / "none.png")
-        with pytest.raises(QuireError, match="VAE"):
-            images.put_picture("blocking/bad", tmp_path / "cat.png", weights_sha256=64 * "0")
-        with pytest.raises(ImageMissing):
-            images.head("blocking/bad")

@@ -7,6 +7,7 @@ import io
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import c2pa
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.model.images import MEDIA_TYPES
+from quire.client import Client
+from quire.model.errors import ImageMissing, InvalidRequest, QuireError
+from quire.model.images import MEDIA_TYPES, ImageAttributes
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
@@ -229,3 +232,42 @@ async def test_provenance_is_in_every_image(http: aiohttp.ClientSession, vae: Pa
         plain = await answer.read()
     with pytest.raises(c2pa.C2paError):
         c2pa.Reader("image/png", io.BytesIO(plain))
+
+
+def test_pictures_by_the_blocking_client(cluster: LocalCluster, vae: Path, tmp_path: Path) -> None:
+    """By path and as bytes; what is wrong with them is said before anything is sent, or as the decoder says."""
+    pixels = np.random.default_rng(5).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "cat.png")
+    with Client(cluster.gateway_address) as client:
+        images = client.images
+        weights = weights_digest(vae)
+        assert weights in [each.weights_sha256 for each in images.vaes()]
+        attributes = ImageAttributes(metadata=(("by", "me"),))
+        put = images.put_picture("blocking/cat", tmp_path / "cat.png", weights_sha256=weights, attributes=attributes)
+        assert put.entry.weights_sha256 == weights and 0 < put.psnr_db < 99 and not put.first_of_several
+        same = images.put_picture("blocking/dog", (tmp_path / "cat.png").read_bytes(), weights_sha256=weights.upper())
+        assert same.entry.record_sha256 == put.entry.record_sha256 and same.psnr_db == put.psnr_db
+        metadata = dict(images.head("blocking/cat").metadata)
+        assert metadata["by"] == "me" and float(metadata["fidelity-psnr-db"]) == round(put.psnr_db, 2)
+        images.get("blocking/cat", "webp").save(tmp_path / "cat.webp")
+        with Image.open(tmp_path / "cat.webp") as picture:
+            assert (picture.format, picture.size) == ("WEBP", (96, 64))
+        assert [entry.image_id for entry in images.list("blocking/")] == ["blocking/cat", "blocking/dog"]
+        assert images.delete("blocking/dog") and not images.delete("blocking/dog")
+        wrong: Any = 7
+        for file, why in (
+            (b"", "no bytes"),
+            (wrong, "int; a path, or the bytes of a file"),
+            (b"GIF89a", "a damaged gif"),
+            (b"nothing", "not one of"),
+        ):
+            with pytest.raises(QuireError, match=why):
+                images.put_picture("blocking/bad", file, weights_sha256=weights)
+        with pytest.raises(InvalidRequest, match="which of 2 VAEs"):
+            images.put_picture("blocking/bad", tmp_path / "cat.png")
+        with pytest.raises(FileNotFoundError):
+            images.put_picture("blocking/bad", tmp_path / "none.png")
+        with pytest.raises(QuireError, match="VAE"):
+            images.put_picture("blocking/bad", tmp_path / "cat.png", weights_sha256=64 * "0")
+        with pytest.raises(ImageMissing):
+            images.head("blocking/bad")

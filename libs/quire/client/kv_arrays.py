@@ -42,8 +42,8 @@ def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, numb
     field = f"layers[{number}]"
     planes = (layer,) if layout.planes == 1 and hasattr(layer, "shape") else tuple(layer)
     if len(planes) != layout.planes:
-        wanted = "keys and values" if layout.planes == 2 else "latents alone"
-        raise InvalidRequest(f"{len(planes)} arrays; {wanted}", field=field)
+        expected = "keys and values" if layout.planes == 2 else "latents alone"
+        raise InvalidRequest(f"{len(planes)} arrays; {expected}", field=field)
     chunks, tokens = len(slices), len(slices) * layout.chunk_tokens
     token_bytes = layout.kv_heads * layout.head_dim * layout.dtype.bytes
     rows = slices.reshape(chunks, layout.planes, layout.chunk_tokens, token_bytes)
@@ -61,24 +61,24 @@ def _token_rows(states: Any, layout: KvLayout, tokens: int, field: str) -> npt.N
             f"shape {shape}; (tokens, {layout.kv_heads}, {layout.head_dim}) are wanted: heads and head_dim last",
             field=field,
         )
-    there = math.prod(shape) // elements
-    if there < tokens:
-        raise InvalidRequest(f"{there} tokens; the whole chunks have {tokens}", field=field)
+    token_count = math.prod(shape) // elements
+    if token_count < tokens:
+        raise InvalidRequest(f"{token_count} tokens; the whole chunks have {tokens}", field=field)
     if not _fits(states.dtype, layout.dtype):
         raise InvalidRequest(f"elements are {states.dtype}; the layout has {layout.dtype.value[0]}", field=field)
     if hasattr(states, "detach"):
         import torch
 
-        flat = states.detach().reshape(there, elements)[:tokens].contiguous().cpu()
+        flat = states.detach().reshape(token_count, elements)[:tokens].contiguous().cpu()
         return np.asarray(flat.view(torch.uint8).numpy())
-    return np.ascontiguousarray(states).reshape(there, elements)[:tokens].view(np.uint8)
+    return np.ascontiguousarray(states).reshape(token_count, elements)[:tokens].view(np.uint8)
 
 
-def _fits(dtype: Any, wanted: Dtype) -> bool:
-    if wanted not in _NUMPY and str(dtype) == _BITS[wanted.bytes]:
+def _fits(dtype: Any, expected: Dtype) -> bool:
+    if expected not in _NUMPY and str(dtype) == _BITS[expected.bytes]:
         return True
     try:
-        return dtype_of(str(dtype)) is wanted
+        return dtype_of(str(dtype)) is expected
     except LayoutInvalid:
         return False
 
@@ -98,15 +98,15 @@ def layer_views(slices: npt.NDArray[np.uint8], layout: KvLayout, framework: str)
     if framework == "torch":
         import torch
 
-        whole: Any = torch.from_numpy(slices).view(getattr(torch, _TORCH[layout.dtype])).view(shape)
+        planes: Any = torch.from_numpy(slices).view(getattr(torch, _TORCH[layout.dtype])).view(shape)
     else:
-        whole = slices.view(_NUMPY.get(layout.dtype) or _BITS[layout.dtype.bytes]).reshape(shape)
-    return tuple(whole[:, plane] for plane in range(layout.planes))
+        planes = slices.view(_NUMPY.get(layout.dtype) or _BITS[layout.dtype.bytes]).reshape(shape)
+    return tuple(planes[:, plane] for plane in range(layout.planes))
 
 
 def check_layers(layers: Sequence[Any], layout: KvLayout) -> None:
     """Check the number of layers. Raises `InvalidRequest`."""
     count = len(layers) if hasattr(layers, "__len__") else -1
     if count != layout.num_layers:
-        there = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
-        raise InvalidRequest(f"{there}; the layout has {layout.num_layers}", field="layers")
+        given = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
+        raise InvalidRequest(f"{given}; the layout has {layout.num_layers}", field="layers")

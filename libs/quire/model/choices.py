@@ -24,8 +24,8 @@ def choice(kind: type[Kind], value: Kind | str, field: str, error: type[InvalidR
     """
     if isinstance(value, kind):
         return value
-    found = kind.__members__.get(value.upper()) if isinstance(value, str) else None
-    if found is None:
-        there = ", ".join(repr(name.lower()) for name in kind.__members__)
-        raise error(f"{value!r}; there are {there}", field=field)
-    return found
+    member = kind.__members__.get(value.upper()) if isinstance(value, str) else None
+    if member is None:
+        names = ", ".join(repr(name.lower()) for name in kind.__members__)
+        raise error(f"{value!r}; there are {names}", field=field)
+    return member

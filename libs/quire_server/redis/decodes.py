@@ -4,47 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import redis.asyncio as redis
 
+from quire_server.core.decoding import Candidate, Choice
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.scripts import script
 
 _PREFIX: Final = "quire:{decodes}:"
 _TICKET_BITS: Final = 62
-
-
-class Candidate(NamedTuple):
-    """A decoder that may be asked.
-
-    Attributes:
-        node_id: Its name.
-        build: What its images depend on: only decoders of one build stand in for each other.
-        devices: Decodes that run at once.
-        queued: Requests that it has by its own report.
-    """
-
-    node_id: str
-    build: str
-    devices: int
-    queued: int
-
-
-class Choice(NamedTuple):
-    """The decoder of a request, which counts as running there until its ticket ends.
-
-    Attributes:
-        ticket: Ends it.
-        runner: Who is asked, a position among the candidates.
-        owner: In whose cache the image is kept, likewise.
-        joined: The record is being decoded there already.
-    """
-
-    ticket: int
-    runner: int
-    owner: int
-    joined: bool
 
 
 class RunningDecodes:

@@ -13,7 +13,7 @@ from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Node
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_server.clock import Clock
-from quire_server.redis.decodes import Candidate, Choice
+from quire_server.core.decoding import Candidate, Choice
 
 __all__ = ["Catalogue", "ChunkHolder", "Clock", "Decodes", "Index", "Members", "PolicyBook", "TenantQuotas"]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import cbor2
 import pytest
@@ -113,8 +113,7 @@ class _Seen:
 async def _passed_on(derivation: KeyDerivation) -> dict[str, set[ChunkKeys]]:
     """By method, what came of `KEYS`."""
     config, clock = GatewayConfig(cluster_secret="s" * 32), FakeClock()
-    nothing: Any = None
-    seen: Any = _Seen()
+    nothing, seen = cast(Any, None), cast(Any, _Seen())
     servicer = GatewayServicer(
         config=config,
         gateway=seen,

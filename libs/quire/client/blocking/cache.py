@@ -154,8 +154,8 @@ class CachedPrefix:
         """
         layout = self._cache.namespace.layout
         if not 0 <= layer < layout.num_layers or self._retrieval is None or self._retrieval.delivery is None:
-            there = f"{layout.num_layers} layers of {self.tokens} cached tokens"
-            raise InvalidRequest(f"{layer}; there are {there}", field="layer")
+            about = f"{layout.num_layers} layers of {self.tokens} cached tokens"
+            raise InvalidRequest(f"{layer}; there are {about}", field="layer")
         self._retrieval.delivery.layer(layer)
         assert self._buffer is not None, "a delivery has one"
         rows = self._buffer.layers(layout.num_layers, len(self._keys), layout.slice_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.nodes import DecoderInfo, Node
-from quire_server.redis.decodes import Candidate
+from quire_server.core.decoding import Candidate
 
 
 @dataclass(frozen=True, slots=True)

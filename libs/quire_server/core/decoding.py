@@ -1,0 +1,37 @@
+"""What the choice of a decoder depends on, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Candidate(NamedTuple):
+    """A decoder that may be asked.
+
+    Attributes:
+        node_id: Its name.
+        build: What its images depend on: only decoders of one build stand in for each other.
+        devices: Decodes that run at once.
+        queued: Requests that it has by its own report.
+    """
+
+    node_id: str
+    build: str
+    devices: int
+    queued: int
+
+
+class Choice(NamedTuple):
+    """The decoder of a request, which counts as running there until its ticket ends.
+
+    Attributes:
+        ticket: Ends it.
+        runner: Who is asked, a position among the candidates.
+        owner: In whose cache the image is kept, likewise.
+        joined: The record is being decoded there already.
+    """
+
+    ticket: int
+    runner: int
+    owner: int
+    joined: bool
