@@ -29,7 +29,7 @@ from quire_server.access.callers import CheckRole, check_caller, check_certifica
 from quire_server.access.unauthenticated import SideServices, first_message
 from quire_server.core.shares import SharedBound
 from quire_server.limits.connections import HANDSHAKE_S, LISTENER_SHARE, connections_max
-from quire_server.telemetry.metrics import readiness
+from quire_server.readiness import readiness
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
 _OUTCOMES: Final = ("ok", "refused", "failed")
@@ -155,10 +155,7 @@ class Server:
         await stop
 
     async def _report(self, status: Any) -> None:
-        if status == health_pb2.HealthCheckResponse.SERVING:
-            readiness.set()
-        else:
-            readiness.clear()
+        readiness.serve(status == health_pb2.HealthCheckResponse.SERVING)
         for name in ("", *self._services):
             await self._health.set(name, status)
 

@@ -198,7 +198,7 @@ async def serve_member(
 
 async def until_stopped(stop_within_s: float, **about: str) -> None:
     """Say that the service serves, wait for the request to stop, and log its reason."""
-    logger().info("ready", **about)
+    logger().info("serves", **about)
     logger().info("stops", reason=await until_signalled(stop_within_s), **about)
 
 

@@ -497,4 +497,4 @@ async def test_a_secret_is_in_no_log(guarded: Guarded) -> None:
     async with guarded.client(token := guarded.tenant("discreet").token) as client:
         await client.status()
     logs = "".join(file.read_text() for file in (guarded.cluster.folder / "logs").glob("*.log"))
-    assert "ready" in logs and guarded.cluster.secret not in logs and token.partition(":")[2] not in logs
+    assert '"serves"' in logs and guarded.cluster.secret not in logs and token.partition(":")[2] not in logs

@@ -259,7 +259,7 @@ def test_pictures_by_the_blocking_client(cluster: LocalCluster, vae: Path, tmp_p
             (b"", "no bytes"),
             (wrong, "int; a path, or the bytes of a file"),
             (b"GIF89a", "a damaged gif"),
-            (b"nothing", "not one of"),
+            (b"nothing", "is none of png"),
         ):
             with pytest.raises(QuireError, match=why):
                 images.put_picture("blocking/bad", file, weights_sha256=weights)

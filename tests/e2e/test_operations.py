@@ -206,11 +206,11 @@ def test_what_alerts_count_stands_at_zero_before_it_happens(cluster: LocalCluste
 def test_a_service_says_what_it_is_when_it_serves_and_why_it_stops(cluster: LocalCluster) -> None:
     for name in (name for name in cluster.names if name != "redis"):
         lines = lines_of(cluster, name)
-        starts, ready = (next(line for line in lines if line["event"] == event) for event in ("starts", "ready"))
+        starts, ready = (next(line for line in lines if line["event"] == event) for event in ("starts", "serves"))
         assert {"version", "protocol", "kernel", "listen", "role"} <= starts.keys()
         assert ready["address"] == cluster.address(name)
         assert metric(cluster.metrics[name], "quire_build_info", version=starts["version"]) == 1
-    ready = next(line for line in lines_of(cluster, "storage-0") if line["event"] == "ready")
+    ready = next(line for line in lines_of(cluster, "storage-0") if line["event"] == "serves")
     assert {"io", "data plane"} <= ready.keys()
     text = text_of(cluster.metrics["storage-0"])
     assert 'service_instance_id="storage-0"' in text and "otel_scope" not in text

@@ -18,9 +18,11 @@ from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_server.clock import ClusterClock
 from quire_server.membership.membership_log import KnownNodes, MembershipChanges
+from quire_server.readiness import readiness
 
 _TIMEOUT_S = 2.0
 _RETRY_S = 0.3
+_ORCHESTRATOR = "orchestrator"
 _REFUSALS = (VersionUnsupported, NameTaken, SecretDiffers)
 
 
@@ -69,7 +71,8 @@ class Heartbeat:
         self._refused = counter(names.REFUSED_MEMBER, "1", "reports that the cluster refused", kinds)
 
     def start(self) -> None:
-        """Begin; an orchestrator that is not there yet is waited for."""
+        """Begin; an orchestrator that is not there yet is waited for. The service is ready once it was accepted."""
+        readiness.wait(_ORCHESTRATOR, "it has not answered yet")
         self._task = asyncio.create_task(self._run(), context=background())
 
     async def joined(self) -> None:
@@ -98,6 +101,8 @@ class Heartbeat:
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
+                if isinstance(error, _REFUSALS) or not self._joined.is_set():
+                    readiness.wait(_ORCHESTRATOR, str(error))
                 if isinstance(error, _REFUSALS):
                     self._refused.add(1, {"reason": error.code()})
                     logger().error("the cluster does not use this node", node=node.node_id, error=str(error))
@@ -109,6 +114,7 @@ class Heartbeat:
             failing = False
             self._clock.follow(response.now_ms, asked_s)
             self._joined.set()
+            readiness.reached(_ORCHESTRATOR)
             if self._roster is not None:
                 self._roster.update(
                     MembershipChanges(

@@ -8,7 +8,7 @@ from quire_server.redis.images import Images
 from quire_server.redis.kept import StoredValue
 from quire_server.redis.keys.access import AccessKeys
 from quire_server.redis.keys.acts import Acts
-from quire_server.redis.keys.key_secret import key_secret
+from quire_server.redis.keys.key_secret import key_secret, until_open
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import StoredPolicies
@@ -38,4 +38,5 @@ __all__ = [
     "StoredValue",
     "connect",
     "key_secret",
+    "until_open",
 ]

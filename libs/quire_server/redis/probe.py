@@ -12,9 +12,11 @@ import redis.asyncio as redis
 from quire.model.errors import QuireError
 from quire.telemetry import background, counter, meter, names
 from quire_server import tasks
+from quire_server.readiness import readiness
 from quire_server.redis.connection import metadata_errors
 
 _EACH_S: Final = 1.0
+_REDIS: Final = "Redis"
 
 
 class RedisProbe:
@@ -32,18 +34,25 @@ class RedisProbe:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begin. The service is ready once Redis has answered."""
+        readiness.wait(_REDIS, "it has not answered yet")
         self._task = asyncio.create_task(self._run(), context=background())
 
     async def close(self) -> None:
         await tasks.end([self._task])
 
     async def _run(self) -> None:
+        answered = False
         while True:
             began_s = time.perf_counter()
             try:
                 async with metadata_errors():
                     await cast(Awaitable[Any], self._client.ping())
                 self._round_trip.record(time.perf_counter() - began_s)
-            except QuireError:
+                answered = True
+                readiness.reached(_REDIS)
+            except QuireError as error:
                 self._failures.add(1)
+                if not answered:
+                    readiness.wait(_REDIS, str(error))
             await asyncio.sleep(_EACH_S)

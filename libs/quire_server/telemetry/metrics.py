@@ -6,7 +6,6 @@ It is served by the loop that it measures.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +15,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, HttpConnections, connections_max, listen
-
-readiness: Final = threading.Event()
-"""Set by the server while it takes requests."""
+from quire_server.readiness import readiness
 
 
 @dataclass(slots=True)
@@ -61,8 +58,9 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 async def _ready(_: web.Request) -> web.Response:
-    """Whether it serves, and is not about to stop."""
-    return web.Response(text="ok") if readiness.is_set() else web.Response(status=503, text="not serving")
+    """Whether it serves, and has reached what it needs."""
+    why_not = readiness.why_not
+    return web.Response(status=503, text=why_not) if why_not else web.Response(text="ok")
 
 
 async def _redundant(_: web.Request) -> web.Response:

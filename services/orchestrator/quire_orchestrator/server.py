@@ -41,6 +41,7 @@ from quire_server.redis import (
     S3Buckets,
     StoredPolicies,
     connect,
+    until_open,
 )
 from quire_server.redis.keys.access import salt_of
 from quire_server.service import member_channels, member_tls, run_service, stop_within_s, until_stopped
@@ -375,6 +376,7 @@ async def serve(config: OrchestratorConfig) -> None:
     publish(lambda: orchestrator.stats)
     probe, capacity = RedisProbe(redis), RedisCapacity(redis)
     probe.start()
+    await until_open(redis, *config.secrets)
     capacity.start()
     await orchestrator.start()
     images.start()

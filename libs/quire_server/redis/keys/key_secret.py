@@ -6,16 +6,19 @@ does not change when the cluster's secret is replaced.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Final, cast
 
 import redis.asyncio as redis
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
-from quire.model.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid, Unavailable
+from quire.telemetry import logger
 from quire_server.redis.connection import metadata_errors
 
 _KEY: Final = "quire:key-secret"
+_AGAIN_S: Final = 1.0
 
 
 async def key_secret(client: redis.Redis, *secrets: bytes) -> bytes:
@@ -48,6 +51,28 @@ async def key_secret(client: redis.Redis, *secrets: bytes) -> bytes:
         f"QUIRE_CLUSTER_SECRET does not open {_KEY} in Redis: set QUIRE_CLUSTER_SECRET_ALSO to the previous secret, or "
         f"delete {_KEY} there; then no tenant finds its stored objects"
     )
+
+
+async def until_open(client: redis.Redis, *secrets: bytes) -> None:
+    """Return once Redis answers, and this cluster's secret opens what it keeps.
+
+    Args:
+        client: A client of the cluster's Redis.
+        secrets: The cluster's secrets.
+
+    Raises:
+        ConfigInvalid: The data in Redis are of another secret.
+    """
+    is_said = False
+    while True:
+        try:
+            await key_secret(client, *secrets)
+            return
+        except Unavailable as error:
+            if not is_said:
+                logger().warning("waits for Redis", error=str(error))
+            is_said = True
+            await asyncio.sleep(_AGAIN_S)
 
 
 def _wrapped(secret: bytes, cluster_secret: bytes) -> bytes:
