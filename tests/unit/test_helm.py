@@ -47,7 +47,8 @@ ALL: list[dict[str, Any]] = [
     {"sharedMemory": {"enabled": True}},
     {"ioUring": {"enabled": True}},
     {"monitoring": {"enabled": True}},
-    {"redis": {"cluster": True}},
+    {"redis": {"cluster": True, "backup": {"claim": "backups"}}},
+    {"redis": {"backup": {"claim": "backups", "schedule": "0 3 * * *", "keep": 7}}},
     {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
     {
         "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
@@ -67,6 +68,39 @@ def test_what_it_renders_is_sound(values: dict[str, Any]) -> None:
     assert_valid(objects)
     assert_confined(objects, trial=bool(values.get("redis", {}).get("trial")))
     assert_variables_are_read(objects)
+
+
+def test_snapshots_of_redis_go_into_a_claim_if_there_is_one() -> None:
+    assert not [item for item in rendered({}) if item["kind"] == "CronJob"]
+    for cluster, urls in ((True, 6), (False, 0)):
+        objects = rendered({"redis": {"cluster": cluster, "backup": {"claim": "backups"}}})
+        (job,) = [item for item in objects if item["kind"] == "CronJob"]
+        pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "backups"
+        assert (
+            pod["securityContext"]["runAsNonRoot"] and pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+        )
+        assert len(pod["containers"][0].get("args", [])) == urls
+        (script,) = [
+            item["data"] for item in objects if item["metadata"]["name"] == "quire-redis-backup" and "data" in item
+        ]
+        assert script["backup.sh"].strip() == (CHART / "redis-backup.sh").read_text().strip()
+
+
+def test_every_redis_of_the_charts_refuses_what_it_has_no_room_for() -> None:
+    for values in ({"redis": {"trial": True}}, {"redis": {"cluster": True, "maxmemory": "2gb"}}):
+        (redis,) = [
+            item
+            for item in rendered(values)
+            if item["kind"] in ("Deployment", "StatefulSet") and item["metadata"]["name"] == "quire-redis"
+        ]
+        container = redis["spec"]["template"]["spec"]["containers"][0]
+        if "trial" in values["redis"]:
+            assert container["command"][-4:] == ["--maxmemory", "512mb", "--maxmemory-policy", "noeviction"]
+        else:
+            assert {"name": "MAXMEMORY", "value": "2gb"} in container["env"]
+            start = (CHART / "redis-cluster-start.sh").read_text()
+            assert '--maxmemory "${MAXMEMORY:-0}" --maxmemory-policy noeviction' in start
 
 
 def test_cert_manager_makes_what_services_mount() -> None:

@@ -3,6 +3,7 @@
 #
 # Founding waits for all. Later a node whose address has changed makes itself known again, and one that has lost its
 # folder becomes a replica of the master that has fewest. Clients are told host names, which stay what they are.
+# MAXMEMORY: what it may hold; 0 for no limit.
 set -eu
 me=$1
 shift
@@ -59,5 +60,6 @@ keep() {
 
 keep "$@" &
 exec redis-server --port "$port" --dir /data --protected-mode no --appendonly yes --appendfsync always \
+  --maxmemory "${MAXMEMORY:-0}" --maxmemory-policy noeviction \
   --cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 5000 \
   --cluster-announce-hostname "$me" --cluster-preferred-endpoint-type hostname
