@@ -18,7 +18,7 @@ from quire_tools.cli.bench_app import GROUPS, load_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), ROOT / "tests/simulation/README.md"]
-README_LINES_MAX = 150
+README_LINES_MAX = 100
 for _group in GROUPS:
     load_commands(_group)
 
@@ -103,7 +103,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_front_page_is_short_and_its_figures_are_those_of_the_evaluation() -> None:
     readme, evaluation = (ROOT / "README.md").read_text(), (ROOT / "docs/evaluation.md").read_text()
     assert len(readme.splitlines()) <= README_LINES_MAX
-    rows = re.findall(r"(?m)^\| .* \| ([\d.]+) \| \**([\d.]+)\** \|$", readme)
+    rows = re.findall(r"(?m)^\| .* \| \**([\d.]+)\** \| \**([\d.]+)\** \|$", readme)
     figures = [figure for row in rows for figure in row]
     assert len(figures) > 10
     missing = [each for each in figures if not re.search(rf"(?<![\d.]){re.escape(each)}(?![\d.]\d)", evaluation)]
