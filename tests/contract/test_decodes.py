@@ -136,7 +136,7 @@ async def test_failed_decoders_are_passed_over_for_a_while(any_redis: redis.Redi
     assert second.runner != first.runner, "the other orchestrator knows of it"
     await other.finish(second.ticket, failed=False)
     both = await _route(one, 1, tuple(node.node_id for node in decoders))
-    assert both.runner in decoders, "both have failed: better one of them than none"
+    assert both.owner == rendezvous(_image(1).record_name, decoders)[0], "both have failed: as if none had"
     await one.finish(both.ticket, failed=False)
     assert await _desk(any_redis, []).route(_image(1)) is None
 
@@ -146,6 +146,70 @@ async def test_failed_decoders_are_passed_over_for_a_while(any_redis: redis.Redi
         return route.runner == first.runner
 
     await eventually(usable_again)
+
+
+async def test_a_decode_at_a_failed_decoder_is_not_joined(any_redis: redis.Redis) -> None:
+    decoders = _decoders(2)
+    desk = _desk(any_redis, decoders)
+    first = await _route(desk, 1)
+    other = await _route(desk, 1, (first.runner.node_id,))
+    assert other.runner != first.runner and not other.joined
+
+
+async def test_what_is_counted_ends_by_itself(any_redis: redis.Redis) -> None:
+    """No key is left for ever; and one orchestrator's shorter time does not end what another one counts."""
+    decoders = _decoders(2)
+    long, short = _desk(any_redis, decoders, lasts_ms=60_000), _desk(any_redis, decoders, lasts_ms=5_000)
+    first, second = await _route(long, 1), await _route(short, 1)
+    assert second.joined
+    keys = [key async for key in any_redis.scan_iter("quire:{decodes}:*")]
+    times: dict[str, int] = {key.decode(): await any_redis.pttl(key) for key in keys}
+    assert len(times) == 4 and all(0 < time_ms <= 60_000 for time_ms in times.values()), times
+    longest = [name for name, time_ms in times.items() if time_ms > 5_000]
+    assert len(longest) == 3, "the record's, the decoder's, and the ticket of the one that lasts"
+    for route in (first, second):
+        await long.finish(route.ticket, failed=False)
+    assert [key async for key in any_redis.scan_iter("quire:{decodes}:*")] == []
+
+
+async def test_a_request_that_is_sent_again_counts_once(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver does if Redis' answer is lost."""
+    monkeypatch.setattr("quire_server.redis.decodes.secrets.randbits", lambda bits: 7)
+    running, candidates = RunningDecodes(redis_client, lasts_ms=60_000), list(map(candidate, _decoders(3)))
+    choices = [await running.route(bytes(32), candidates, 4) for _ in range(2)]
+    assert choices[0] == choices[1] and not choices[1].joined
+    assert await redis_client.zcard(f"quire:{{decodes}}:decoder:{candidates[0].node_id}") == 1
+
+
+async def test_a_request_that_is_given_up_is_not_counted(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script runs all the same, after whatever Redis is busy with."""
+    monkeypatch.setattr("quire_server.redis.decodes._LATE_S", 0.3)
+    running, candidates = RunningDecodes(redis_client, lasts_ms=60_000), list(map(candidate, _decoders(1)))
+    sent, script = asyncio.Event(), running._route
+
+    async def held(**arguments: Any) -> Any:
+        answer = await script(**arguments)
+        sent.set()
+        await asyncio.sleep(60)
+        return answer
+
+    monkeypatch.setattr(running, "_route", held)
+    asking = asyncio.create_task(running.route(bytes(32), candidates, 4))
+    await sent.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+    async def none_counted() -> bool:
+        count: Any = await redis_client.zcard("quire:{decodes}:decoder:decoder-0")
+        return not count
+
+    assert not await none_counted()
+    await eventually(none_counted)
 
 
 async def test_a_request_whose_orchestrator_died_counts_no_longer_than_it_may_last(any_redis: redis.Redis) -> None:
@@ -225,9 +289,9 @@ async def test_choices_are_those_of_a_model_without_redis(any_redis: redis.Redis
 async def test_a_wrong_depth_is_seen_by_the_histories(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, old = scripts.part, "one.depth < runner.depth"
+    part, old = scripts.part, "if other < least then"
     assert old in part("decodes_route")
-    monkeypatch.setattr(scripts, "part", lambda name: part(name).replace(old, "one.depth <= runner.depth"))
+    monkeypatch.setattr(scripts, "part", lambda name: part(name).replace(old, "if other <= least then"))
     with pytest.raises(AssertionError):
         for seed in range(8):
             await _history(redis_client, seed)

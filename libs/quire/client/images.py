@@ -40,6 +40,7 @@ from quire.wire.channels import call
 from quire.wire.v1 import images_pb2 as pb
 
 _PAGE: Final = 500
+_RGB_MAX: Final = 0xFFFFFF
 _SEEN_MAX: Final = 10_000
 
 
@@ -177,6 +178,10 @@ class ImageClient:
         data = await asyncio.to_thread(Path(picture).read_bytes) if isinstance(picture, str | Path) else picture
         if not len(data):
             raise InvalidRequest("no bytes", field="picture")
+        if not isinstance(background, int) or not 0 <= background <= _RGB_MAX:
+            raise InvalidRequest(f"{background!r}; a colour as 0xRRGGBB", field="background")
+        if not isinstance(weights_sha256, str):
+            raise InvalidRequest(f"{weights_sha256!r}; a digest in hexadecimal", field="weights_sha256")
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),

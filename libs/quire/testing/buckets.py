@@ -145,6 +145,9 @@ class MemoryBuckets:
     async def settings(self, tenant: str, bucket: str) -> dict[str, bytes]:
         return dict(self._of(tenant, bucket).settings)
 
+    async def setting(self, tenant: str, bucket: str, name: str) -> bytes | None:
+        return self._of(tenant, bucket).settings.get(name)
+
     async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
         state = self._of(tenant, bucket)
         if state.there:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 import redis.asyncio as redis
 
+from quire.model.errors import QuireError
 from quire_server.core.decoding import Candidate, Choice
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.scripts import script
 
 _PREFIX: Final = "quire:{decodes}:"
 _TICKET_BITS: Final = 62
+_LATE_S: Final = 1.0
+"""After which a script that was given up has run, or will not."""
 
 
 class RunningDecodes:
@@ -27,6 +32,8 @@ class RunningDecodes:
         self._client = client
         self._lasts_ms = lasts_ms
         self._failed_ms = failed_ms
+        self._forgetting: set[asyncio.Task[None]] = set()
+        self._finish = client.register_script(script("decodes_finish"))
         self._route = client.register_script(script("decodes_route"))
 
     async def route(self, record_name: bytes, candidates: Sequence[Candidate], theta: int) -> Choice:
@@ -46,8 +53,12 @@ class RunningDecodes:
         for one in candidates:
             keys += [self._decoder(one.node_id), self._failed(one.node_id)]
             args += [one.node_id, one.build, one.devices, one.queued]
-        async with metadata_errors():
-            runner, owner, joined = await self._route(keys=keys, args=args)
+        try:
+            async with metadata_errors():
+                runner, owner, joined = await self._route(keys=keys, args=args)
+        except BaseException:  # Redis may have counted it, or may do so yet
+            self._forget(ticket)
+            raise
         return Choice(ticket, runner - 1, owner - 1, bool(joined))
 
     async def finish(self, ticket: int, *, failed: bool = False) -> bool:
@@ -57,17 +68,24 @@ class RunningDecodes:
             MetadataUnavailable: Redis does not answer.
         """
         async with metadata_errors():
-            place = cast("bytes | None", await self._client.getdel(self._ticket(ticket)))
+            place = cast("bytes | None", await self._client.get(self._ticket(ticket)))
             if place is None:
                 return False
             record, node_id = place.decode().split(" ", 1)
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.zrem(record, f"{ticket}:{node_id}")
-            pipeline.zrem(self._decoder(node_id), ticket)
-            if failed:
-                pipeline.set(self._failed(node_id), 1, px=self._failed_ms)
-            await pipeline.execute()
-        return True
+            keys = [self._ticket(ticket), record, self._decoder(node_id), self._failed(node_id)]
+            ended = await self._finish(keys=keys, args=[ticket, node_id, self._failed_ms if failed else 0])
+        return bool(ended)
+
+    def _forget(self, ticket: int) -> None:
+        """End the ticket of a request that was given up, after its script, which Redis may still have to run."""
+        task = asyncio.create_task(self._finish_quietly(ticket))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    async def _finish_quietly(self, ticket: int) -> None:
+        with contextlib.suppress(QuireError):  # it ends by itself
+            await asyncio.sleep(_LATE_S)
+            await self.finish(ticket)
 
     async def failed(self, node_ids: Iterable[str]) -> None:
         """Pass over decoders that did not answer.

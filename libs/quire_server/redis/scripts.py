@@ -15,6 +15,7 @@ _EACH: Final = "index_each"
 """Behind a script, which it runs for one bucket after the other."""
 _INDEX: Final = ("index_pages", "index_bucket", _EACH)
 _SHARED: Final[dict[str, tuple[str, ...]]] = {
+    "decodes_finish": (),
     "decodes_route": ("now_ms",),
     "images_charge": _IMAGES,
     "images_delete": _IMAGES,

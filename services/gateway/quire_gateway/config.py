@@ -26,6 +26,11 @@ class GatewayConfig(MemberConfig):
         64 << 20, "bytes of a request's body, or of a picture that is put; larger ones are refused", minimum=1
     )
     http_requests_max: int = setting(64, "images at the same time through HTTP; more wait", minimum=1)
+    pictures_max: int = setting(
+        8,
+        "pictures at the same time that clients put by gRPC; more wait",
+        minimum=1,
+    )
     http_cache_control: str = setting("public, no-cache", "what caches are told of images over HTTP")
     http_origins: str = setting("", "origins whose pages may fetch images (CORS), by commas; *: all; empty: none")
     images_presets: str = setting("", "NAME=QUERY;…: forms of images that `preset=NAME` means over HTTP")

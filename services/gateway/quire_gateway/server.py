@@ -390,7 +390,7 @@ async def serve(config: GatewayConfig) -> None:
         images=images,
         latents=latents,
         own=own,
-        pictures=(pictures := PictureUploads(owners, decoders, vaes, memory)),
+        pictures=(pictures := PictureUploads(owners, decoders, vaes, memory, at_once=config.pictures_max)),
         admission=admission,
         lookups=lookups,
         following=Following(lookups, RunningStores(redis), view, clock),

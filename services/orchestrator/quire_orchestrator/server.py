@@ -306,9 +306,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
-        await self._images.finish(request.ticket, failed=request.failed)
-        if request.lease:
-            await self._lookups.release(request.lease)
+        try:
+            await self._images.finish(request.ticket, failed=request.failed)
+        finally:
+            if request.lease:
+                await self._lookups.release(request.lease)
         return images_pb2.FinishImageResponse()
 
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:

@@ -117,6 +117,11 @@ class S3Buckets:
             rows = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, "settings")))
         return {name.decode(): value for name, value in rows.items()}
 
+    async def setting(self, tenant: str, bucket: str, name: str) -> bytes | None:
+        """Return one setting; None if it is not set, or the bucket is not there."""
+        async with metadata_errors():
+            return cast("bytes | None", await self._client.hget(_of(tenant, bucket, "settings"), name))
+
     async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
         """Set a setting, an empty value for none; whether the bucket is there. See `ports.Buckets`."""
         keys = [_of(tenant, bucket, part) for part in ("about", "settings")]

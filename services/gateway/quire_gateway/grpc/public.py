@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from quire.model.errors import DeadlineExceeded, InvalidRequest, NotAllowed
 from quire.model.hashing import tenant_name
-from quire.model.images import ImageAttributes, ImageEntry, check_image_id
+from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys, KeySample
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
@@ -30,6 +30,7 @@ from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.access.token_hashing import TokenHashing
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.preconditions import Tags
+from quire_gateway.grpc.pictures import PictureRequests
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images.latents import LatentGateway
 from quire_gateway.images.pictures import PictureUploads
@@ -76,8 +77,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._images = images
         self._latents = latents
         self._own = own
-        self._pictures = pictures
-        self._picture_bytes_max = config.http_body_max
+        self._pictures = PictureRequests(own, pictures, config.http_body_max)
         self._admission = admission
         self._lookups = lookups
         self._following = following
@@ -176,18 +176,8 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         source = convert.target_from(request.source)
         self._addresses.check(principal, source)
-        check_image_id(request.image_id)
         with self._admission.admit(principal, Need(write=True, payload=request.picture_bytes, memory=source.length)):
-            picture = await self._own.pull(source, request.picture_bytes, self._picture_bytes_max, "picture_bytes")
-            encoded = await self._pictures.encode(picture, request.weights_sha256, request.background_rgb)
-            attributes = ImageAttributes(request.ttl_ms, tuple(request.metadata.items()), request.provenance)
-            entry = await self._own.put_record(
-                principal.tenant,
-                request.image_id,
-                encoded.record,
-                durability=convert.durability_from(request.durability),
-                attributes=encoded.described(attributes),
-            )
+            entry, encoded = await self._pictures.put(principal.tenant, request, source)
         return images_pb2.PutPictureResponse(
             entry=_for_client(entry),
             psnr_db=encoded.psnr_db,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from quire.model.errors import InvalidRequest, NoDecoder
 from quire.model.images import RECORD_BYTES_MAX, ImageAttributes
@@ -12,6 +13,9 @@ from quire_gateway.images.owners import ImageOwners
 from quire_gateway.images.service import PeerMemory
 from quire_gateway.images.vaes import KnownVaes
 from quire_gateway.ports import Decoders
+from quire_server.limits.turns import FairTurns
+
+_RGB_MAX: Final = 0xFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,24 @@ class Encoded:
 
 
 class PictureUploads:
-    """Every method is one request."""
+    """Every method is one request. `at_once`: pictures of clients with memory of their own that are held at a time."""
 
-    def __init__(self, owners: ImageOwners, decoders: Decoders, vaes: KnownVaes, memory: PeerMemory) -> None:
+    def __init__(
+        self, owners: ImageOwners, decoders: Decoders, vaes: KnownVaes, memory: PeerMemory, *, at_once: int
+    ) -> None:
+        self.turns = FairTurns(at_once)
         self._owners = owners
         self._decoders = decoders
         self._vaes = vaes
         self._memory = memory
+
+    async def check(self, weights_sha256: str, background_rgb: int, attributes: ImageAttributes) -> None:
+        """Check what a picture is to become, before it is read. Raises `InvalidRequest`, `NoDecoder`."""
+        if background_rgb > _RGB_MAX:
+            raise InvalidRequest(f"{background_rgb:#x} is no colour, 0xRRGGBB", field="background_rgb")
+        await self._vaes.check_known(weights_sha256.lower() or self._only_vae())
+        if attributes.provenance:
+            await self._vaes.check_signed()
 
     async def encode(self, file: bytes, weights_sha256: str, background_rgb: int) -> Encoded:
         """Encode a picture, without weights by the cluster's only VAE.

@@ -64,6 +64,7 @@ class BucketRequests:
         if call.bucket in RESERVED:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
         caller.check(tenant, call.bucket, "", AccessLevel.ADMIN)
+        _check_publisher(call, tenant)
         buckets = dict(await self._backends.buckets.all(tenant))
         if call.bucket not in buckets and len(buckets) >= _BUCKETS_MAX:
             raise S3Error("TooManyBuckets", f"You have {_BUCKETS_MAX} buckets, as many as a tenant may have")
@@ -73,8 +74,7 @@ class BucketRequests:
             raise S3Error(
                 "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"
             )
-        if new and call.header("x-amz-acl"):
-            await self._set_acl(call, tenant, call.bucket)
+        await self._set_acl(call, tenant, call.bucket)  # also of one that was there, as AWS does there
         return web.Response(headers={"Location": f"/{call.bucket}"})
 
     async def head(self, call: Call) -> web.StreamResponse:
@@ -109,6 +109,7 @@ class BucketRequests:
         backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
         await backend.check_there()
         await call.check_canned()
+        _check_publisher(call, backend.place[0])
         await self._set_acl(call, *backend.place)
         return web.Response()
 
@@ -283,6 +284,12 @@ class _Asked:
         if self.encoding:
             children.append(("EncodingType", self.encoding))
         return children
+
+
+def _check_publisher(call: Call, tenant: str) -> None:
+    """Check who makes a bucket public. Raises `S3Error` AccessDenied for a key of another tenant, also with grants."""
+    if call.header("x-amz-acl") == PUBLIC_READ and call.caller.key.tenant != tenant:
+        raise S3Error("AccessDenied", "Only keys of the bucket's tenant may make it public")
 
 
 def _is_after(upload: MultipartUpload, key: str, upload_id: str) -> bool:

@@ -188,7 +188,7 @@ class S3Frontend:
                 else:
                     anyone = await self._public.caller(call)
                     call.caller = anyone or await self._authenticator.caller(call.signed)
-                    call.principal = self._admission.principal(call.caller.key)
+                    call.principal = self._admission.principal(self._public.payer(call.caller.key))
                     await self._cross_origin.check(call)
                     operation, handler, by_rdma = self._operation(call)
                     self._public.check(call, operation, by_rdma)

@@ -56,6 +56,9 @@ class Buckets(Protocol):
     async def settings(self, tenant: str, bucket: str) -> Mapping[str, bytes]:
         """Return a bucket's settings by name; empty too if it is not there."""
 
+    async def setting(self, tenant: str, bucket: str, name: str) -> bytes | None:
+        """Return one setting; None if it is not set, or the bucket is not there."""
+
     async def set(self, tenant: str, bucket: str, name: str, value: bytes) -> bool:
         """Set a setting, an empty value for none; whether the bucket is there.
 

@@ -6,6 +6,7 @@ bucket is public if its owner has set its canned ACL to `public-read`, and the o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from quire_gateway.core.s3_errors import S3Error
@@ -18,7 +19,7 @@ from quire_server.redis.keys.access import AccessKey
 
 SETTING: Final = "acl"
 ANYONE: Final = "anyone"
-"""The name that requests without a signature have in the audit log."""
+"""The key that requests without a signature have in the audit log, once they have been let in."""
 _OPERATIONS: Final = frozenset(
     {"GetObject", "HeadObject", "HeadBucket", "GetBucketLocation", "ListObjects", "ListObjectsV2"}
 )
@@ -35,12 +36,12 @@ class PublicBuckets:
         """Whether anyone may read a bucket; False too for one that is not there."""
         if not self._allowed or bucket in RESERVED:
             return False
-        return (await self._buckets.settings(tenant, bucket)).get(SETTING) == PUBLIC_READ.encode()
+        return await self._buckets.setting(tenant, bucket, SETTING) == PUBLIC_READ.encode()
 
     async def caller(self, call: Call) -> S3Caller | None:
         """Return the caller of a request that names a tenant; None for a request that does not.
 
-        Such a caller has the owner's name and shares, and reads only.
+        Such a caller finds the owner's buckets, and reads only. Its requests are not the owner's: see `payer`.
 
         Raises:
             S3Error: AccessDenied for a bucket that is not public, or not there, which the answer does not tell apart;
@@ -55,8 +56,24 @@ class PublicBuckets:
         return S3Caller(AccessKey(ANYONE, call.tenant, read_only=True), None, UNSIGNED)
 
     @staticmethod
+    def payer(key: AccessKey) -> AccessKey:
+        """Return the key by whose tenant requests are counted: strangers use up no limit of the owner.
+
+        No tenant's name has a slash.
+        """
+        return replace(key, tenant=f"{ANYONE}/{key.tenant}") if key.name == ANYONE else key
+
+    @staticmethod
     def check(call: Call, operation: Operation, by_rdma: bool) -> None:
-        """Check what anyone may do. Raises `S3Error` AccessDenied for more than to read and list what is there now."""
-        is_reading = operation.name in _OPERATIONS and not by_rdma
-        if call.tenant and (not is_reading or "versionId" in call.query):
+        """Check what anyone may do.
+
+        Raises:
+            S3Error: AccessDenied for more than to read and list what is there now; InvalidRequest for headers that the
+                stranger who made the link chose.
+        """
+        if not call.tenant:
+            return
+        if operation.name not in _OPERATIONS or by_rdma or "versionId" in call.query:
             raise S3Error("AccessDenied", "Access Denied")
+        if any(name.startswith("response-") for name in call.query):
+            raise S3Error("InvalidRequest", "Request specific response headers cannot be used without a signature")
