@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import quire
-from quire import Client, KvLayout, QuireError, block_keys
+from quire import AsyncClient, Client, KvLayout, Namespace, QuireError, block_keys
 from quire.client import KvCache
 from quire.model.errors import InvalidRequest
 from quire_tools.local import LocalCluster
@@ -92,8 +94,12 @@ def _wrong_layers() -> dict[str, tuple[Any, str]]:
         "a layer too few": (right[:-1], "3 layers; the layout has 4"),
         "no sequence": (iter(right), "list_iterator; the layout has 4"),
         "keys alone": ([(keys,) for keys, _ in right], "1 arrays; keys and values"),
-        "heads first": ([(k.swapaxes(0, 1), v) for k, v in right], r"shape \(2, 70, 8\); \(tokens, 2, 8\)"),
-        "too few tokens": ([(k[:40], v) for k, v in right], "40 tokens; the whole chunks have 64"),
+        "heads first": ([(k.swapaxes(0, 1), v) for k, v in right], r"shape \(2, 70, 8\); \(tokens, 2, 8\) or"),
+        "too few tokens": ([(k[:40], v) for k, v in right], "40 tokens; the prompt has 70, its whole chunks 64"),
+        "a batch": ([(np.stack([k, k]), np.stack([v, v])) for k, v in right], r"shape \(2, 70, 2, 8\)"),
+        "another prompt's": ([(np.concatenate([k, k]), v) for k, v in right], "140 tokens; the prompt has 70"),
+        "nothing": ([None] * _LAYERS, "a NoneType; arrays are wanted"),
+        "a dictionary": (dict(enumerate(right)), "a dict; the layout has 4"),
         "another type": ([(k.astype(np.float32), v) for k, v in right], "elements are float32; the layout has fp16"),
         "lists": ([(k.tolist(), v) for k, v in right], r"shape \(\)"),
         "a wrong last one": ([*right[:-1], (right[-1][0][:8], right[-1][1])], r"layers\[3\]: 8 tokens"),
@@ -111,6 +117,94 @@ def test_wrong_layers_are_refused_and_nothing_is_stored(client: Client, name: st
         cache.get(_TOKENS, framework="jax")
 
 
+def test_a_prefix_is_fetched_once_and_says_so(client: Client) -> None:
+    cache = _cache(client)
+    cache.put(_TOKENS, _numpy_layers())
+    prefix = cache.get(_TOKENS, framework="NumPy")
+    with pytest.raises(InvalidRequest, match="not fetched yet: use `with"):
+        _ = prefix.tokens
+    with prefix:
+        assert prefix.tokens == 64
+    with pytest.raises(InvalidRequest, match="call `get` again"), prefix:
+        pass
+
+
+def test_a_client_that_does_not_run_says_so(cluster: LocalCluster) -> None:
+    """It waited for two minutes, and then named a deadline."""
+    client = Client(cluster.gateway_address)
+    with pytest.raises(InvalidRequest, match="not started: use `with Client"):
+        client.status()
+    client.close()
+    with client:
+        loop = iter(_cache(client).get(_TOKENS))
+        assert next(loop, None) is None
+    with pytest.raises(InvalidRequest, match="it is closed; make another one"):
+        client.status()
+    with pytest.raises(InvalidRequest, match="make another one"), client:
+        pass
+
+
+def test_a_loop_that_the_collector_ends_on_the_clients_thread(client: Client) -> None:
+    """As one that an exception's traceback keeps in a cycle: nobody waits for it there."""
+    cache = _cache(client)
+    cache.put(_TOKENS, _numpy_layers())
+    loop = iter(cache.get(_TOKENS))
+    next(loop)
+    client.on_loop(loop.close)  # type: ignore[attr-defined]
+    until(lambda: cache.evict(_TOKENS) == 4, "the lease is still held")
+
+
+def test_what_ends_a_wait_ends_the_work(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while memory is lent: the work has ended when the exception goes on."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def interrupted(self: Any, timeout: float | None = None) -> Any:
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.Future.result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.run(work())
+    assert ended.is_set()
+
+
+def test_layers_that_are_missing_end_the_store(client: Client) -> None:
+    """They were waited for until the deadline."""
+    cache = _cache(client)
+    keys = block_keys(cache.namespace, _TOKENS)
+    memory = client.allocate(cache.namespace.layout.payload_bytes(len(keys)))
+    with (
+        pytest.raises(InvalidRequest, match=r"layers \[3\] of 4 were not announced"),
+        client.store(cache.namespace, keys, 0, memory) as store,
+    ):
+        for layer in range(3):
+            store.layer_ready(layer)
+        with pytest.raises(InvalidRequest, match="99; there are 4 layers"):
+            store.layer_ready(99)
+    assert not memory.is_busy and cache.matched_tokens(_TOKENS) == 0
+    client.free(memory)
+
+
+async def test_a_store_of_asyncio_commits_at_the_end_of_its_block(cluster: LocalCluster) -> None:
+    async with AsyncClient(cluster.gateway_address) as client:
+        namespace = Namespace("test", os.urandom(8).hex(), _layout())
+        keys = block_keys(namespace, _TOKENS)
+        memory = client.allocate(namespace.layout.payload_bytes(len(keys)))
+        async with await client.store(namespace, keys, 0, memory) as store:
+            for layer in range(_LAYERS):
+                store.layer_ready(layer)
+        assert not memory.is_busy and (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 4
+        memory.close()
+
+
 def test_a_store_that_an_exception_ends_stores_nothing(client: Client) -> None:
     cache = _cache(client)
     keys = block_keys(cache.namespace, _TOKENS)
@@ -126,9 +220,30 @@ def test_a_store_that_an_exception_ends_stores_nothing(client: Client) -> None:
     client.free(memory)
 
 
-def test_a_hundred_loads_that_are_left_early_leave_nothing_behind(cluster: LocalCluster, client: Client) -> None:
-    """Leases and memory are back: everything can be evicted at once, and as much can be loaded again."""
+class _Counted:
+    """A registered region that is in `open_` until it is closed."""
+
+    def __init__(self, region: Any, open_: list[Any]) -> None:
+        self._region = region
+        self._open = open_
+        open_.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._region, name)
+
+    def close(self) -> None:
+        self._open.remove(self)
+        self._region.close()
+
+
+def test_a_hundred_loads_that_are_left_early_leave_nothing_behind(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases and memory are back: everything can be evicted at once, and as much memory is registered as before."""
     cache, tokens = _cache(client), list(range(16 * 64))
+    transport: Any = client.asynchronous.transport
+    register, open_ = transport.register, list[Any]()
+    monkeypatch.setattr(transport, "register", lambda memory: _Counted(register(memory), open_))
     layers = [(np.ones((len(tokens), _HEADS, _DIM), np.float16),) * 2] * _LAYERS
     cache.put(tokens, layers)
     for number in range(100):
@@ -136,6 +251,7 @@ def test_a_hundred_loads_that_are_left_early_leave_nothing_behind(cluster: Local
             if number % 2:
                 prefix.layer(0)
     until(lambda: cache.evict(tokens) == 64, "a lease or a transfer still holds chunks", timeout_s=30.0)
+    assert open_ == [], "memory is still registered"
     cache.put(tokens, layers)
     assert sum(1 for _ in cache.get(tokens)) == _LAYERS
 

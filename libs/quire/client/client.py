@@ -23,13 +23,10 @@ from quire.client.store import StoreSession
 from quire.model.assignment import Assignment, Engine, EngineTable
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import (
-    NodeUnavailable,
-    QuireError,
-    ResourceExhausted,
-)
+from quire.model.errors import NodeUnavailable, QuireError, ResourceExhausted
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys, check_keys, packed
+from quire.model.layout import KvLayout
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
 from quire.model.urgency import Urgency
@@ -370,16 +367,18 @@ class AsyncClient:
             transfer_ms=self._transfer_ms,
         )
         try:
-            return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
+            return await self._start_store(request, buffer, namespace.layout, chunks)
         except NodeUnavailable as error:
             # The gateway went away before it had placed the chunks: where no layer was announced no node reads.
             if error.answered or complete:
                 raise
-            return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
+            return await self._start_store(request, buffer, namespace.layout, chunks)
 
-    async def _start_store(self, request: pb.StoreRequest, buffer: Buffer, payload_bytes: int) -> StoreSession:
+    async def _start_store(
+        self, request: pb.StoreRequest, buffer: Buffer, layout: KvLayout, chunks: int
+    ) -> StoreSession:
         transfer_id = os.urandom(16)
-        loan = buffer.lend_range(f"store {transfer_id.hex()}", payload_bytes)
+        loan = buffer.lend_range(f"store {transfer_id.hex()}", layout.payload_bytes(chunks))
         request.store_id = transfer_id
         request.source.CopyFrom(convert.target_to(buffer.target()))
         session = StoreSession(
@@ -390,6 +389,7 @@ class AsyncClient:
             on_quiesced=lambda: self._quiesced(transfer_id),
             transfer_s=self._timeout_s,
             complete=request.source_complete,
+            num_layers=layout.num_layers,
         )
         self._transfers[transfer_id] = session
         stop = Stop()

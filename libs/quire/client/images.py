@@ -60,7 +60,9 @@ class Image:
     stages_us: dict[str, int]
 
     def save(self, path: str | Path) -> None:
-        """Write the file. Raises `OSError`."""
+        """Write the file. Raises `OSError`, `InvalidRequest` where there are no bytes as the ETag was still good."""
+        if not self.data:
+            raise InvalidRequest("there are no bytes: the version that you have is still good", field="data")
         Path(path).write_bytes(self.data)
 
 
@@ -145,7 +147,7 @@ class ImageClient:
                 metadata=dict(attributes.metadata),
                 provenance=attributes.provenance,
             )
-            answer = await self._once(self._client.gateway.PutLatent, request)
+            answer = await self._once(self._client.gateway.PutLatent, request, buffer)
         return self._remember(convert_images.image_from(answer.entry))
 
     async def put_picture(
@@ -200,7 +202,7 @@ class ImageClient:
                 provenance=attributes.provenance,
                 durability=convert.durability_to(durability),
             )
-            answer = await self._once(self._client.gateway.PutPicture, request)
+            answer = await self._once(self._client.gateway.PutPicture, request, buffer)
         entry = self._remember(convert_images.image_from(answer.entry))
         return EncodedImage(entry, answer.psnr_db, answer.error_max, answer.first_of_several)
 
@@ -256,7 +258,7 @@ class ImageClient:
                 target=convert.target_to(buffer.target()),
                 if_none_match=if_none_match,
             )
-            answer: Any = await self._once(self._client.gateway.GetImage, request)
+            answer: Any = await self._once(self._client.gateway.GetImage, request, buffer)
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
         entry = self._remember(convert_images.image_from(answer.entry))
@@ -281,7 +283,7 @@ class ImageClient:
         await self._client.reach()
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
-            answer = await self._once(self._client.gateway.GetLatent, request)
+            answer = await self._once(self._client.gateway.GetLatent, request, buffer)
             current = self._remember(convert_images.image_from(answer.entry))
             if current.record_sha256 != entry.record_sha256:
                 raise ChunkMissing(f"{entry.image_id!r} was replaced during the request", field="id")
@@ -319,9 +321,17 @@ class ImageClient:
             if not after:
                 return
 
-    async def _once(self, method: Any, request: Any) -> Any:
-        """A request that names memory, or whose second answer would be another."""
-        return await call(method, request, timeout_s=self._client.timeout_s, again=False)
+    async def _once(self, method: Any, request: Any, buffer: Buffer | None = None) -> Any:
+        """A request that names memory, or whose second answer would be another.
+
+        `buffer`: that memory. If the request ends so that a peer may still use it, it is quarantined.
+        """
+        try:
+            return await call(method, request, timeout_s=self._client.timeout_s, again=False)
+        except BaseException as error:
+            if buffer is not None and may_be_in_use(error):
+                self._client.quarantine.add(buffer)
+            raise
 
     def _remember(self, entry: ImageEntry) -> ImageEntry:
         self._seen[entry.image_id] = entry
@@ -332,18 +342,14 @@ class ImageClient:
 
     @contextlib.contextmanager
     def _lent(self, length: int) -> Iterator[Buffer]:
-        """Memory for one request. If that ends so that a peer may still use it, it is quarantined."""
+        """Memory for one request, which names it by `_once`."""
         self._client.quarantine.check()
         buffer = self._client.allocate(length)
         try:
             yield buffer
-        except BaseException as error:
-            if may_be_in_use(error):
-                self._client.quarantine.add(buffer)
-            else:
+        finally:
+            if buffer not in self._client.quarantine.buffers:
                 buffer.close()
-            raise
-        buffer.close()
 
 
 def _rendering(rendering: Rendering | str | None) -> Rendering:

@@ -25,21 +25,24 @@ _TORCH: Final = {
 }
 
 
-def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, number: int) -> None:
+def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, number: int, prompt_tokens: int) -> None:
     """Write the planes of one layer where a store reads them.
 
     Args:
         layer: Keys and values (with latent attention: the latents alone), numpy arrays or torch tensors of
-            (..., kv_heads, head_dim), whose leading dimensions are the tokens in order. Tokens behind the last whole
+            (tokens, kv_heads, head_dim) or (chunks, chunk_tokens, kv_heads, head_dim). Tokens behind the last whole
             chunk are left out.
         slices: (chunks, slice bytes), the layer in the buffer.
         layout: Of the chunks.
         number: Of the layer, for errors.
+        prompt_tokens: Length of the prompt: the most tokens that there may be.
 
     Raises:
         InvalidRequest: Other planes, other dimensions, fewer tokens, or another element type.
     """
     field = f"layers[{number}]"
+    if not hasattr(layer, "shape") and not isinstance(layer, tuple | list):
+        raise InvalidRequest(f"a {type(layer).__name__}; arrays are wanted", field=field)
     planes = (layer,) if layout.planes == 1 and hasattr(layer, "shape") else tuple(layer)
     if len(planes) != layout.planes:
         expected = "keys and values" if layout.planes == 2 else "latents alone"
@@ -48,22 +51,22 @@ def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, numb
     token_bytes = layout.kv_heads * layout.head_dim * layout.dtype.bytes
     rows = slices.reshape(chunks, layout.planes, layout.chunk_tokens, token_bytes)
     for plane, states in enumerate(planes):
-        rows[:, plane] = _token_rows(states, layout, tokens, field).reshape(chunks, layout.chunk_tokens, token_bytes)
+        states_of_tokens = _token_rows(states, layout, tokens, prompt_tokens, field)
+        rows[:, plane] = states_of_tokens.reshape(chunks, layout.chunk_tokens, token_bytes)
 
 
-def _token_rows(states: Any, layout: KvLayout, tokens: int, field: str) -> npt.NDArray[np.uint8]:
+def _token_rows(states: Any, layout: KvLayout, tokens: int, prompt_tokens: int, field: str) -> npt.NDArray[np.uint8]:
     """Return the bytes of the first tokens, (tokens, bytes)."""
     shape = tuple(getattr(states, "shape", ()))
-    elements = layout.kv_heads * layout.head_dim
-    ends = ((layout.kv_heads, layout.head_dim), (elements,))
-    if not any(len(shape) > len(end) and shape[-len(end) :] == end for end in ends):
-        raise InvalidRequest(
-            f"shape {shape}; (tokens, {layout.kv_heads}, {layout.head_dim}) are wanted: heads and head_dim last",
-            field=field,
-        )
-    token_count = math.prod(shape) // elements
-    if token_count < tokens:
-        raise InvalidRequest(f"{token_count} tokens; the whole chunks have {tokens}", field=field)
+    heads, elements = (layout.kv_heads, layout.head_dim), layout.kv_heads * layout.head_dim
+    leading = shape[:-2] if shape[-2:] == heads else shape[:-1] if shape[-1:] == (elements,) else ()
+    if len(leading) not in (1, 2) or (len(leading) == 2 and leading[1] != layout.chunk_tokens):
+        expected = f"(tokens, {heads[0]}, {heads[1]}) or (chunks, {layout.chunk_tokens}, {heads[0]}, {heads[1]})"
+        raise InvalidRequest(f"shape {shape}; {expected} are wanted", field=field)
+    token_count = math.prod(leading)
+    if not tokens <= token_count <= prompt_tokens:
+        about = f"the prompt has {prompt_tokens}, its whole chunks {tokens}"
+        raise InvalidRequest(f"{token_count} tokens; {about}", field=field)
     if not _fits(states.dtype, layout.dtype):
         raise InvalidRequest(f"elements are {states.dtype}; the layout has {layout.dtype.value[0]}", field=field)
     if hasattr(states, "detach"):
@@ -75,7 +78,7 @@ def _token_rows(states: Any, layout: KvLayout, tokens: int, field: str) -> npt.N
 
 
 def _fits(dtype: Any, expected: Dtype) -> bool:
-    if expected not in _NUMPY and str(dtype) == _BITS[expected.bytes]:
+    if expected not in _NUMPY and str(dtype).removeprefix("torch.") == _BITS[expected.bytes]:
         return True
     try:
         return dtype_of(str(dtype)) is expected
@@ -106,7 +109,7 @@ def layer_views(slices: npt.NDArray[np.uint8], layout: KvLayout, framework: str)
 
 def check_layers(layers: Sequence[Any], layout: KvLayout) -> None:
     """Check the number of layers. Raises `InvalidRequest`."""
-    count = len(layers) if hasattr(layers, "__len__") else -1
+    count = len(layers) if isinstance(layers, list | tuple) or hasattr(layers, "shape") else -1
     if count != layout.num_layers:
         given = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
         raise InvalidRequest(f"{given}; the layout has {layout.num_layers}", field="layers")

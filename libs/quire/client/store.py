@@ -12,7 +12,15 @@ from quire.client.delivery import end_of, seen
 from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.quiescence import Quiescence, when_unheard
 from quire.client.memory.route_check import NO_WAY
-from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, PeerLost, QuireError, by_code
+from quire.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    PartlyStored,
+    PeerLost,
+    QuireError,
+    by_code,
+)
 from quire.model.outcome import NodeOutcome, StoreSummary
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
@@ -29,7 +37,7 @@ _TOLD_S: Final = 2.0
 class StoreSession:
     """Made by `AsyncClient.store`. Call `layer_ready` for each layer in order, then await `commit`.
 
-    `async with` commits at the end, and aborts where an exception ends the block.
+    `async with await client.store(...)` commits at the end of the block, and aborts where an exception ends it.
 
     `complete`: the layers were there from the start, and nodes read at once.
     """
@@ -43,8 +51,11 @@ class StoreSession:
         transport: Transport,
         on_quiesced: Callable[[], None],
         complete: bool,
+        num_layers: int,
         transfer_s: float,
     ) -> None:
+        self._num_layers = num_layers
+        self._ready: set[int] = set()
         self._transfer_s = transfer_s
         self._transfer_id = transfer_id
         self._buffer = buffer
@@ -82,11 +93,25 @@ class StoreSession:
             with contextlib.suppress(QuireError):  # the buffer then stays lent
                 await self.cancel()
             return
-        await self.commit()
-        await self.quiesced(_QUIET_TIMEOUT_S)
+        missing = [] if self._complete else sorted(set(range(self._num_layers)) - self._ready)
+        try:
+            if missing:
+                raise InvalidRequest(f"layers {missing[:8]} of {self._num_layers} were not announced", field="layer")
+            await self.commit()
+            await self.quiesced(_QUIET_TIMEOUT_S)
+        except BaseException:
+            with contextlib.suppress(QuireError):
+                await self.cancel()
+            raise
 
     def layer_ready(self, layer: int) -> None:
-        """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""
+        """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end.
+
+        Raises `InvalidRequest` for a layer that the layout does not have.
+        """
+        if not 0 <= layer < self._num_layers:
+            raise InvalidRequest(f"{layer}; there are {self._num_layers} layers", field="layer")
+        self._ready.add(layer)
         if self._task is None or self._task.done() or self._cancelled.done() or self._complete:
             return
         self._announced = True

@@ -20,6 +20,7 @@ import cbor2
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.choices import choice
 from quire.model.errors import InvalidRequest, KeysInvalid
 from quire.model.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -151,7 +152,7 @@ def tenant_name(salt: bytes) -> str:
 def block_keys(
     namespace: Namespace,
     tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-    algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR,
+    algorithm: HashAlgorithm | str = HashAlgorithm.SHA256_CBOR,
 ) -> ChunkKeys:
     """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none.
 
@@ -167,6 +168,7 @@ def block_keys(
     (2, 6, True)
     """
     size, ids = namespace.layout.chunk_tokens, _token_ids(tokens)
+    algorithm = choice(HashAlgorithm, algorithm, "algorithm")
     count = len(ids) // size
     if count > KEYS_MAX:
         raise KeysInvalid(f"{len(ids)} tokens are {count} chunks, {KEYS_MAX} at most", field="tokens")

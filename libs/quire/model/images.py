@@ -22,6 +22,8 @@ from quire.model.provenance import checked_provenance
 _ID_BYTES_MAX: Final = 512
 _UNIT_BYTES: Final = 4096
 RECORD_BYTES_MAX: Final = 32 << 20
+_FORMATS: Final = {"jpg": "jpeg"}
+"""Other names of formats."""
 MEDIA_TYPES: Final = {
     "png": "image/png",
     "webp": "image/webp",
@@ -164,6 +166,8 @@ class Rendering:
     enlarge: bool = False
 
     def __post_init__(self) -> None:
+        name = str(self.format).lower()
+        object.__setattr__(self, "format", _FORMATS.get(name, name))
         object.__setattr__(self, "fit", choice(Fit, self.fit, "fit"))
         object.__setattr__(self, "gravity", choice(Gravity, self.gravity, "gravity"))
         if self.format not in MEDIA_TYPES:

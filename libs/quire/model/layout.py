@@ -6,6 +6,7 @@ is one latent vector and one rotary key per token instead of K and V, so S = G·
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -63,8 +64,17 @@ def dtype_of(value: Any) -> Dtype:
     """
     if isinstance(value, Dtype):
         return value
-    alias = _ALIASES.get(str(value).removeprefix("torch."))
+    name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)  # of numpy, of its classes
+    alias = _ALIASES.get(str(name).removeprefix("torch."))
     return alias or choice(Dtype, value, "layout.dtype", LayoutInvalid)
+
+
+def _whole(value: Any, name: str) -> int:
+    """Return a number that is a whole one by its type. Raises `LayoutInvalid`."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LayoutInvalid(f"{value!r}; a whole number is wanted", field=f"layout.{name}") from None
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -95,10 +105,10 @@ class KvLayout:
         attention: Attention | str = Attention.KV_HEADS,
     ) -> None:
         put = object.__setattr__
-        put(self, "num_layers", num_layers)
-        put(self, "chunk_tokens", chunk_tokens)
-        put(self, "kv_heads", kv_heads)
-        put(self, "head_dim", head_dim)
+        put(self, "num_layers", _whole(num_layers, "num_layers"))
+        put(self, "chunk_tokens", _whole(chunk_tokens, "chunk_tokens"))
+        put(self, "kv_heads", _whole(kv_heads, "kv_heads"))
+        put(self, "head_dim", _whole(head_dim, "head_dim"))
         put(self, "dtype", dtype_of(dtype))
         put(self, "attention", choice(Attention, attention, "layout.attention", LayoutInvalid))
         self._check()

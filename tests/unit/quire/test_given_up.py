@@ -216,17 +216,33 @@ async def test_a_store_whose_layer_was_announced_stays_lent(placed: _Placed) -> 
     assert not placed.buffer.is_busy
 
 
-async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway, str]) -> None:
+async def test_memory_in_quarantine_outlives_its_client(
+    gateway: tuple[_Gateway, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A decoder that fell silent may still write there, whatever became of the one who asked it."""
+
+    async def silent(*_: Any, **__: Any) -> None:
+        raise Unavailable("silence")
+
     _, address = gateway
     async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
         images = ImageClient(client)
+        monkeypatch.setattr("quire.client.images.call", silent)
         with pytest.raises(Unavailable), images._lent(4096) as buffer:
-            raise Unavailable("silence")
+            await images._once(None, None, buffer)
         kept = weakref.ref(buffer)
     del images, client, buffer
     gc.collect()
     assert kept() in client_module._abandoned
+
+
+async def test_an_error_before_the_request_lends_nothing(gateway: tuple[_Gateway, str]) -> None:
+    """Nobody has the address: a caller's mistakes did not stop all images for three minutes."""
+    _, address = gateway
+    async with AsyncClient(address, transport=MemoryTransport(), session=False) as client:
+        with pytest.raises(ZeroDivisionError), ImageClient(client)._lent(4096):
+            raise ZeroDivisionError
+        assert client.quarantine.buffers == []
 
 
 async def _raise(error: Exception) -> None:

@@ -15,7 +15,8 @@ from quire.telemetry import logger
 
 if TYPE_CHECKING:
     from quire.client.blocking.client import Client
-    from quire.client.blocking.transfers import SyncRetrieval
+    from quire.client.blocking.transfers import SyncDelivery
+    from quire.client.lookup import Lookup
     from quire.client.memory.buffers import Buffer
 
 _QUIET_TIMEOUT_S: Final = 10.0
@@ -58,18 +59,21 @@ class KvCache:
         check_layers(layers, layout)
         if not len(keys):
             return StoreSummary(0, 0, 0, ())
-        with self._memory(len(keys)) as buffer:
+        buffer = self._client.allocate(layout.payload_bytes(len(keys)))
+        try:
             rows = buffer.layers(layout.num_layers, len(keys), layout.slice_bytes)
-            pack_layer(layers[0], rows[0], layout, 0)  # what is wrong with all of them shows before anything is sent
+            pack_layer(layers[0], rows[0], layout, 0, len(tokens))  # what is wrong with all of them shows at once
             with self._client.store(self.namespace, keys, 0, buffer, durability=durability) as store:
-                for number, layer in enumerate(layers):
-                    if number:
-                        pack_layer(layer, rows[number], layout, number)
+                store.layer_ready(0)
+                for number in range(1, layout.num_layers):
+                    pack_layer(layers[number], rows[number], layout, number, len(tokens))
                     store.layer_ready(number)
             return store.commit()
+        finally:
+            self._client.let_go(buffer)
 
     def get(self, tokens: Sequence[int], *, framework: str = "numpy") -> CachedPrefix:
-        """Fetch the longest stored prefix of a prompt, layer by layer. Use it as a context manager, or loop over it.
+        """Fetch the longest stored prefix of a prompt, layer by layer: within `with`, or by a loop over it.
 
         Args:
             tokens: The prompt, (T,).
@@ -77,8 +81,9 @@ class KvCache:
                 as uint8.
 
         Raises:
-            InvalidRequest: Another framework, or no tokens.
+            InvalidRequest: Another framework.
         """
+        framework = str(framework).lower()
         if framework not in FRAMEWORKS:
             raise InvalidRequest(f"{framework!r}; there are {', '.join(FRAMEWORKS)}", field="framework")
         return CachedPrefix(self, tokens, framework)
@@ -93,16 +98,6 @@ class KvCache:
         keys = block_keys(self.namespace, tokens)
         return self._client.evict(self.namespace, keys) if len(keys) else 0
 
-    @contextlib.contextmanager
-    def _memory(self, chunks: int) -> Iterator[Buffer]:
-        """Memory for one call; what a silent node may still touch is left to the client."""
-        buffer = self._client.allocate(self.namespace.layout.payload_bytes(chunks))
-        try:
-            yield buffer
-        finally:
-            if not buffer.is_busy:
-                self._client.free(buffer)
-
 
 class CachedPrefix:
     """The stored beginning of a prompt, on its way. Made by `KvCache.get`.
@@ -113,36 +108,43 @@ class CachedPrefix:
 
     def __init__(self, cache: KvCache, tokens: Sequence[int], framework: str) -> None:
         self._cache = cache
+        self._client = cache._client
         self._keys = block_keys(cache.namespace, tokens)
         self._framework = framework
-        self._stack = contextlib.ExitStack()
-        self._retrieval: SyncRetrieval | None = None
-        self._buffer: Buffer | None = None
         self._entered = False
+        self._found: Lookup | None = None
+        self._buffer: Buffer | None = None
+        self._delivery: SyncDelivery | None = None
 
     def __enter__(self) -> CachedPrefix:
+        if self._entered:
+            raise InvalidRequest("it was fetched before; call `get` again", field="prefix")
         self._entered = True
         if not len(self._keys):
             return self
-        with contextlib.ExitStack() as stack:
-            self._buffer = stack.enter_context(self._cache._memory(len(self._keys)))
-            client, namespace = self._cache._client, self._cache.namespace
-            self._retrieval = client.retrieve(namespace, self._keys, self._buffer)
-            stack.callback(self._end, self._retrieval)
-            self._stack = stack.pop_all()
+        try:
+            self._found = self._client.lookup(self._cache.namespace, self._keys)
+            if self._found.take_chunks:  # memory only for what there is
+                self._buffer = self._client.allocate(self._cache.namespace.layout.payload_bytes(self.chunks))
+                self._delivery = self._client.fetch(self._found, self._buffer)
+        except BaseException:
+            self._client.run_or_post(self._end)
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self._client.run_or_post(self._end)
 
     @property
     def chunks(self) -> int:
-        """How many chunks are delivered."""
-        return self._retrieval.found.take_chunks if self._retrieval is not None else 0
+        """How many chunks are delivered. Raises `InvalidRequest` before it is fetched."""
+        if not self._entered:
+            raise InvalidRequest("not fetched yet: use `with cache.get(...)`, or loop over it", field="prefix")
+        return self._found.take_chunks if self._found is not None else 0
 
     @property
     def tokens(self) -> int:
-        """How many tokens from the start of the prompt need not be computed."""
+        """How many tokens from the start of the prompt need not be computed. Raises `InvalidRequest` as `chunks`."""
         return self.chunks * self._cache.namespace.layout.chunk_tokens
 
     def layer(self, layer: int) -> tuple[Any, ...]:
@@ -153,13 +155,13 @@ class CachedPrefix:
             QuireError: Why the layer will never be here: compute the prompt.
         """
         layout = self._cache.namespace.layout
-        if not 0 <= layer < layout.num_layers or self._retrieval is None or self._retrieval.delivery is None:
+        if not 0 <= layer < layout.num_layers or not self.chunks or self._delivery is None:
             about = f"{layout.num_layers} layers of {self.tokens} cached tokens"
             raise InvalidRequest(f"{layer}; there are {about}", field="layer")
-        self._retrieval.delivery.layer(layer)
+        self._delivery.layer(layer)
         assert self._buffer is not None, "a delivery has one"
-        rows = self._buffer.layers(layout.num_layers, len(self._keys), layout.slice_bytes)
-        return layer_views(rows[layer, : self.chunks], layout, self._framework)
+        rows = self._buffer.layers(layout.num_layers, self.chunks, layout.slice_bytes)
+        return layer_views(rows[layer], layout, self._framework)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Yield the layers in order, each as soon as it is here; none if nothing is stored.
@@ -171,15 +173,22 @@ class CachedPrefix:
             for layer in range(self._cache.namespace.layout.num_layers if self.chunks else 0):
                 yield self.layer(layer)
 
-    def _end(self, retrieval: SyncRetrieval) -> None:
-        """Stop what has not arrived, wait until no node writes, and give the lease back."""
+    async def _end(self) -> None:
+        """Stop what has not arrived, wait until no node writes, and give lease and memory back."""
+        delivery = self._delivery.delivery if self._delivery is not None else None
         try:
-            if retrieval.delivery is not None and retrieval.delivery.is_lent:
-                arrived = all(retrieval.delivery.delivery.arrived_ns)
-                if arrived:
-                    retrieval.delivery.quiesced(_QUIET_TIMEOUT_S)
+            if delivery is not None and delivery.is_lent:
+                if all(delivery.arrived_ns):
+                    await delivery.quiesced(_QUIET_TIMEOUT_S)
                 else:
-                    retrieval.delivery.cancel(_QUIET_TIMEOUT_S)
-            self._cache._client.release(retrieval.found)
+                    await delivery.cancel(_QUIET_TIMEOUT_S)
         except QuireError as error:
-            logger().warning("a delivery did not end cleanly", error=str(error))
+            logger().warning("a node may still write; its memory is freed when it has ended", error=str(error))
+        finally:
+            if self._buffer is not None:
+                self._buffer.let_go()
+        try:
+            if self._found is not None:
+                await self._client.asynchronous.release(self._found)
+        except QuireError as error:
+            logger().warning("a lease could not be released; it expires", error=str(error))

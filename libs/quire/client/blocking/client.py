@@ -10,6 +10,7 @@ from quire.client.blocking.images import Images
 from quire.client.client import AsyncClient
 from quire.client.images import ImageClient
 from quire.client.memory.buffers import Buffer
+from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.layout import KvLayout
 from quire.transport import Transport
@@ -43,7 +44,9 @@ class Client(SyncCalls):
         self.close()
 
     def start(self) -> None:
-        """Open the data plane. Raises `ConfigInvalid` without UCX."""
+        """Open the data plane. Raises `ConfigInvalid` without UCX, `InvalidRequest` for a client that was closed."""
+        if self._thread.ident is not None:
+            raise InvalidRequest("it was started before; make another one", field="client")
         self._thread.start()
         try:
             self.run(self._client.start())
@@ -56,7 +59,7 @@ class Client(SyncCalls):
 
         Safe to call twice.
         """
-        if self._loop.is_closed():
+        if self._loop.is_closed() or self._thread.ident is None:
             return
         try:
             self.run(self._client.close(), _CLOSE_S)
@@ -94,6 +97,10 @@ class Client(SyncCalls):
     def register(self, memory: Any) -> Buffer:
         """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""
         return self.on_loop(lambda: self._client.register(memory))
+
+    def let_go(self, buffer: Buffer) -> None:
+        """Close a buffer now, or as soon as no storage node writes to it any more."""
+        self.on_loop(buffer.let_go)
 
     def free(self, buffer: Buffer) -> None:
         """Close a buffer. Raises `TargetInvalid` while a storage node may still write to it."""

@@ -7,15 +7,17 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 from opentelemetry import context as otel
 
 from quire.client.client import AsyncClient
-from quire.model.errors import DeadlineExceeded
+from quire.model.errors import DeadlineExceeded, InvalidRequest
 
 Result = TypeVar("Result")
+_CANCEL_S: Final = 5.0
+"""For which cancelled work may take to end."""
 
 
 class SyncLoop:
@@ -25,14 +27,19 @@ class SyncLoop:
         self._client = client
         self._timeout_s = timeout_s
         self._loop = uvloop.new_event_loop()
+        self._posted: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
 
     def run(self, coroutine: Coroutine[Any, Any, Result], longer_s: float = 0.0) -> Result:
         """Run on the client's loop, in the caller's trace, and wait.
 
-        Raises `DeadlineExceeded` after twice the client's `timeout_s`, and `longer_s`; the work is cancelled then.
+        Raises `DeadlineExceeded` after twice the client's `timeout_s`, and `longer_s`, `InvalidRequest` if the client
+        does not run. Whatever ends the wait, as Ctrl-C does, cancels the work, and its end is waited for.
         """
-        current = otel.get_current()
+        if why := self._why_not():
+            coroutine.close()
+            raise InvalidRequest(why, field="client")
+        current, ended = otel.get_current(), threading.Event()
 
         async def in_context() -> Result:
             token = otel.attach(current)
@@ -40,16 +47,49 @@ class SyncLoop:
                 return await coroutine
             finally:
                 otel.detach(token)
+                ended.set()
 
         limit_s = self._timeout_s * 2 + longer_s
         running = asyncio.run_coroutine_threadsafe(in_context(), self._loop)
         try:
             return running.result(limit_s)
-        except TimeoutError:
-            if running.done():
+        except BaseException as error:
+            if running.done() and not running.cancelled():
                 raise  # the work's own
             running.cancel()
-            raise DeadlineExceeded(f"no end within {limit_s:g} s") from None
+            ended.wait(_CANCEL_S)
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"no end within {limit_s:g} s") from None
+            raise
+
+    def _why_not(self) -> str:
+        """Why nothing can be run; "" if it can."""
+        if self._loop.is_closed():
+            return "it is closed; make another one"
+        if self._thread.ident is None:
+            return "it is not started: use `with Client(...) as client`"
+        if threading.get_ident() == self._thread.ident:
+            return "called on its own thread, where nothing may wait for it"
+        return ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started and not closed."""
+        return self._thread.ident is not None and not self._loop.is_closed()
+
+    def run_or_post(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run on the client's loop and wait; on the client's own thread, as the garbage collector may be, do not wait.
+
+        Nothing once the client is closed, which has ended everything.
+        """
+        if not self.is_running:
+            return
+        if threading.get_ident() != self._thread.ident:
+            self.run(work())
+            return
+        task = self._loop.create_task(work())
+        self._posted.add(task)
+        task.add_done_callback(self._posted.discard)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run on the client's loop; do not wait."""

@@ -88,8 +88,7 @@ class SyncStoreSession:
             with contextlib.suppress(QuireError):  # the buffer then stays lent
                 self.cancel()
             return
-        self.commit()
-        self.quiesced(_QUIET_TIMEOUT_S)
+        self._loop.run(self._session.__aexit__(None), _QUIET_TIMEOUT_S)
 
     @property
     def known_chunks(self) -> int:

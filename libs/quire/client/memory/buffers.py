@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,19 @@ import numpy.typing as npt
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.errors import InvalidRequest, TargetInvalid
 from quire.transport import Region, Transport
+
+
+class Loans(set["Loan"]):
+    """The open loans of a region. `then`: called once the last one ends."""
+
+    then: Callable[[], None] | None = None
+
+    def end(self, loan: Loan) -> None:
+        """End a loan."""
+        self.discard(loan)
+        if not self and self.then is not None:
+            then, self.then = self.then, None
+            then()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +39,11 @@ class Loan:
     slice_bytes: int
     stride: int
     num_layers: int
-    _all: set[Loan]
+    _all: Loans
 
     def end(self) -> None:
         """End the loan."""
-        self._all.discard(self)
+        self._all.end(self)
 
     @property
     def is_open(self) -> bool:
@@ -79,7 +93,7 @@ class Buffer:
         self._transport = transport
         self._memory = memory
         self._region: Region = transport.register(memory)
-        self._loans: set[Loan] = set()
+        self._loans = Loans()
         self._offset, self._length = 0, self._region.length
         self.view = view
 
@@ -147,6 +161,13 @@ class Buffer:
         if self._loans:
             raise TargetInvalid(f"still in use by {next(iter(self._loans)).to}", field="buffer")
         self._region.close()
+
+    def let_go(self) -> None:
+        """Close it now, or as soon as no transfer has memory of it any more."""
+        if self._loans:
+            self._loans.then = self._region.close
+        else:
+            self._region.close()
 
     def _lend(self, to: str, offsets: npt.NDArray[np.int64], slice_bytes: int, stride: int, num_layers: int) -> Loan:
         loan = Loan(to, offsets + self._offset, slice_bytes, stride, num_layers, self._loans)

@@ -75,5 +75,6 @@ class PictureUploads:
     def _only_vae(self) -> str:
         vaes = sorted(self._vaes.by_weights)
         if len(vaes) != 1:
-            raise InvalidRequest(f"which of {len(vaes)} VAEs? GET /v1/vaes lists them", field="weights_sha256")
+            where = "`quire images vaes`, images.vaes() and GET /v1/vaes list them"
+            raise InvalidRequest(f"which of {len(vaes)} VAEs? {where}", field="weights_sha256")
         return vaes[0]
