@@ -74,7 +74,9 @@ def projects(whole: dict[str, Any], version: str) -> dict[str, dict[str, Any]]:
     """The `[project]` of each library, from that of the repository, which has all of them in one."""
     about = whole["project"]
     extras: dict[str, list[str]] = about["optional-dependencies"]
-    common = {name: about[name] for name in ("license", "keywords", "requires-python")} | {"version": version}
+    common = {name: about[name] for name in ("license", "classifiers", "keywords", "requires-python")} | {
+        "version": version
+    }
     scripts: dict[str, str] = about["scripts"]
 
     def moved(requirements: Iterable[str]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import quire
 from quire.client import AsyncClient, ImageClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.layout import Dtype, KvLayout
@@ -136,6 +137,11 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
     told = json.loads(body)
     assert status == 200 and {node["role"] for node in told["nodes"]} >= {"storage", "gateway", "scheduler", "decoder"}
     assert _shows_the_work(told)
+    checks = {check["code"]: check for check in told["health"]["checks"]}
+    assert told["version"] == quire.__version__
+    assert told["health"]["verdict"] == max((check["verdict"] for check in checks.values()), default="OK")
+    assert all(check["advice"] and check["problem"] for check in checks.values())
+    assert "NO_STORAGE" not in checks and "NO_SCHEDULER" not in checks
     assert cluster.secret not in body.decode()
     assert json.loads(_get(cluster, "/images.json", token)[1])[0]["id"] == "a/cat & co"
     status, body = _get(cluster, "/images/a/cat%20%26%20co", token)
@@ -199,7 +205,7 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
         assert looks < 5, shown[:3000]
         shown += subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
         looks += 1
-    chunks = re.search(r"5 members, (\d+) chunks", shown)
+    chunks = re.search(r"version [\d.]+, 5 members, (\d+) chunks", shown)
     assert chunks and int(chunks[1]) >= 41 + 128, shown[:3000]  # more where hot ones have got another copy
     assert "<td>storage-0</td>" in shown and "<td>storage-1</td>" in shown
     assert "a/cat &amp; co, latent of" in shown
@@ -207,3 +213,5 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     assert hits and int(hits[1]) >= 40, shown[:3000]
     assert re.search(r"<td><progress[^>]*></progress></td><td>100 %</td><td>\d+</td>", shown), "hits by namespace"
     assert "does not answer" not in shown
+    assert re.search(r'<p id="verdict" role="status" class="(OK|WARN)">(healthy|degraded)</p>', shown)
+    assert len(re.findall(r"<dd>[\d.]+ (?:%|[KMG]?i?B/s)</dd>|<dd>[\d.]+</dd>", shown)) == 4

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from quire.model.errors import QuireError
+from quire.model.health import Check, Verdict, failed_checks, unreachable, verdict_of
 from quire_tools.cli.cluster import looking
-from quire_tools.cluster_health import Check, Verdict, failed_checks, unreachable, verdict_of
 
 _STYLES = {Verdict.OK: "bold green", Verdict.WARN: "bold yellow", Verdict.ERR: "bold red"}
 console = Console()

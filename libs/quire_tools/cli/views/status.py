@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.model.errors import DeadlineExceeded, MetadataUnavailable
+from quire.model.health import Verdict, failed_checks, verdict_of
 from quire.model.nodes import Node, Role
 from quire_tools.cli.cluster import looking
-from quire_tools.cluster_health import Verdict, failed_checks, verdict_of
 
 _BAR: Final = 6
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -9,7 +9,9 @@ from typing import Final
 
 from aiohttp import BasicAuth, hdrs, web
 
+from quire import __version__
 from quire.model.errors import ImageMissing, QuireError
+from quire.model.health import failed_checks, verdict_of
 from quire.model.images import Rendering
 from quire.model.nodes import Node, StorageInfo
 from quire.wire.credentials import page_token
@@ -114,6 +116,7 @@ class PageFrontend:
         return web.FileResponse(_FOLDER / _FILES[request.path])
 
     async def _cluster(self, request: web.Request) -> web.StreamResponse:
+        members = await self._nodes()
         nodes = [
             {
                 "node": node.node_id,
@@ -137,13 +140,19 @@ class PageFrontend:
                     for delivery in node.running
                 ],
             }
-            for node in await self._nodes()
+            for node in members
         ]
         counts = self._asked()
         namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in counts}
         for (tag, result), count in counts.items():
             namespaces[tag][result] += count
-        return web.json_response({"gateway": self._config.node_id, "nodes": nodes, "namespaces": namespaces})
+        failed = failed_checks(members)
+        health = {
+            "verdict": verdict_of(failed).name,
+            "checks": [check._asdict() | {"verdict": check.verdict.name} for check in failed],
+        }
+        about = {"gateway": self._config.node_id, "version": __version__, "health": health}
+        return web.json_response({**about, "nodes": nodes, "namespaces": namespaces})
 
     async def _gallery(self, request: web.Request) -> web.StreamResponse:
         """Images of the tenant without a name, of which there are none where tokens are asked for."""

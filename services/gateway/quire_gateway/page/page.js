@@ -69,11 +69,33 @@ function drawRate(value) {
   const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
   line.setAttribute("points", points);
   document.getElementById("rate").replaceChildren(line);
-  document.getElementById("now").textContent = `${size(value)}/s now, ${size(most)}/s at most`;
+  document.getElementById("now").textContent = `${size(value)}/s now, ${size(Math.max(...history))}/s at most`;
+}
+
+// The same verdict as that of `quire health`, and what to do.
+function drawHealth({ verdict, checks }) {
+  const shown = document.getElementById("verdict");
+  shown.textContent = { OK: "healthy", WARN: "degraded", ERR: "does not serve" }[verdict];
+  shown.className = verdict;
+  document.getElementById("checks").replaceChildren(...checks.map((check) => {
+    const line = element("li");
+    const node = check.node ? `${check.node}: ` : "";
+    line.append(element("code", check.code), `${node}${check.problem}; ${check.advice}`);
+    return line;
+  }));
+}
+
+function drawFigures(figures) {
+  document.getElementById("figures").replaceChildren(...figures.map(([name, value]) => {
+    const tile = element("div");
+    tile.append(element("dt", name), element("dd", value));
+    return tile;
+  }));
 }
 
 function draw(cluster, seconds) {
   const { nodes, namespaces } = cluster;
+  drawHealth(cluster.health);
   const rate = rates(nodes, seconds);
   const of = (role) => nodes.filter((node) => node.role === role);
   const sum = (list, name) => list.reduce((total, node) => total + (node.stats[name] || 0), 0);
@@ -81,9 +103,17 @@ function draw(cluster, seconds) {
   const used = storage.reduce((total, node) => total + node.used_bytes, 0);
   const all = storage.reduce((total, node) => total + node.capacity_bytes, 0);
   document.getElementById("whole").textContent =
-    `${nodes.length} members, ${count(sum(storage, "chunks"))} chunks, ${size(used)} of ${size(all)}, ` +
+    `version ${cluster.version}, ${nodes.length} members, ${count(sum(storage, "chunks"))} chunks, ${size(used)} of ${size(all)}, ` +
     `${count(sum(storage, "deliveries"))} deliveries and ${count(sum(storage, "ingests"))} stores run`;
-  drawRate(storage.reduce((total, node) => total + rate[node.node]("delivered bytes"), 0));
+  const delivered = storage.reduce((total, node) => total + rate[node.node]("delivered bytes"), 0);
+  drawRate(delivered);
+  const asked = Object.values(namespaces).reduce((all, { hit, miss }) => ({ hit: all.hit + hit, miss: all.miss + miss }), { hit: 0, miss: 0 });
+  drawFigures([
+    ["hit rate, at this gateway", percent(asked.hit, asked.hit + asked.miss)],
+    ["delivered", `${size(delivered)}/s`],
+    ["storage filled", percent(used, all)],
+    ["images a second", of("decoder").reduce((total, node) => total + rate[node.node]("requests"), 0).toFixed(1)],
+  ]);
   table("storage", ["node", "filled", "", "chunks", "runs", "out", "in", ""], storage.map((node) => [
     node.node, bar(node.used_bytes, node.capacity_bytes), percent(node.used_bytes, node.capacity_bytes),
     count(node.stats.chunks), count(node.stats.deliveries), `${size(rate[node.node]("delivered bytes"))}/s`,
@@ -133,6 +163,7 @@ async function look() {
     draw(cluster, before ? Math.max(0.1, (now - before.at) / 1000) : 1);
     before = { nodes: cluster.nodes, at: now };
   } catch (error) {
+    drawHealth({ verdict: "ERR", checks: [] });
     document.getElementById("whole").replaceChildren(element("span", `the gateway does not answer: ${error.message}`, "warn"));
   }
   setTimeout(look, EVERY_MS);

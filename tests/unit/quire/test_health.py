@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from quire.model.health import Verdict, failed_checks, unreachable, verdict_of
 from quire.model.nodes import DecoderInfo, GatewayInfo, Node, SchedulerInfo, StorageInfo
 from quire_tools.cli.views.health import plain
-from quire_tools.cluster_health import Verdict, failed_checks, unreachable, verdict_of
 
 _STORAGE = Node(node_id="storage-0", about=StorageInfo())
 _SCHEDULER = Node(node_id="scheduler", about=SchedulerInfo())

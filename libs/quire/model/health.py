@@ -1,4 +1,4 @@
-"""Checks of a cluster's health: problems, advice, and one verdict, for `quire health` and `quire status`."""
+"""Checks of a cluster's health: problems, advice, and one verdict, for `quire health`, `quire status` and the page."""
 
 from __future__ import annotations
 
