@@ -1,4 +1,4 @@
-"""Whether a service may be sent requests, and what it waits for: the answer of `/readyz`."""
+"""Readiness of a service for requests, and its missing dependencies: the answer of `/readyz`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Final
 
 
 class Readiness:
-    """Ready while the service serves, and once it has all that it waits for.
+    """Ready while the service serves, and once all its dependencies were reached.
 
-    A dependency that goes away later leaves it ready: requests then fail or miss by themselves, and a service that all
-    its callers stop sending requests to would turn one failure into two. One that refuses this service does not.
+    It stays ready when a dependency fails later: requests then fail or miss, and a service without callers would turn
+    one failure into two. A dependency that refuses this service ends its readiness.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Readiness:
 
     @property
     def why_not(self) -> str:
-        """What it waits for; "" if it is ready."""
+        """Missing dependencies and their reasons; "" if it is ready."""
         if not self._is_serving and not self._waits:
             return "not serving"
         return "; ".join(f"{dependency}: {why}" for dependency, why in self._waits.items())

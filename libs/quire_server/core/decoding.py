@@ -1,4 +1,4 @@
-"""What the choice of a decoder depends on, and what it comes to."""
+"""The choice of a decoder: candidates, and the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The decoder of a request, which counts as running there until its ticket ends.
+    """The decoder of a request. The request counts as running until its ticket ends.
 
     Attributes:
         ticket: Ends it.

@@ -1,4 +1,4 @@
-"""Which decoder makes which image at this moment, for all orchestrators together."""
+"""Running decodes of all decoders, shared by all orchestrators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATE_S: Final = 1.0
 class RunningDecodes:
     """A sorted set of tickets for each decoder and for each record that is being decoded.
 
-    They lie in one slot of a Redis Cluster, so that each request is one script. A ticket that is not ended, as its
+    They are in one slot of a Redis Cluster, so that each request is one script. A ticket that is not ended, as its
     orchestrator died, ends by itself after `lasts_ms`. A decoder that failed is passed over for `failed_ms`.
     """
 

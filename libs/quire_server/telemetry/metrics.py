@@ -58,7 +58,7 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 async def _ready(_: web.Request) -> web.Response:
-    """Whether it serves, and has reached what it needs."""
+    """Whether it serves, and has reached its dependencies."""
     why_not = readiness.why_not
     return web.Response(status=503, text=why_not) if why_not else web.Response(text="ok")
 

@@ -66,7 +66,7 @@ class ImageFile:
 def put(
     gateway: str, file: ImageFile, image_id: str, allow_unknown_vae: bool, provenance: str, *, as_json: bool
 ) -> None:
-    """Put an image. What is neither a latent record nor .safetensors counts as a picture.
+    """Put an image. A file that is neither a latent record nor .safetensors counts as a picture.
 
     Raises `InvalidRequest`, also if no decoder signs provenance; `RecordInvalid` if none has its VAE.
     """

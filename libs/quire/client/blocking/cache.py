@@ -102,8 +102,8 @@ class KvCache:
 class CachedPrefix:
     """The stored beginning of a prompt, on its way. Made by `KvCache.get`.
 
-    Within the `with` block its views are of the memory that storage nodes write to; behind it they stay readable, and
-    what has not arrived never does.
+    Within the `with` block its views are of the memory that storage nodes write to. They stay readable after it; layers
+    that have not arrived by then never do.
     """
 
     def __init__(self, cache: KvCache, tokens: Sequence[int], framework: str) -> None:
@@ -164,7 +164,7 @@ class CachedPrefix:
         return layer_views(rows[layer], layout, self._framework)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the layers in order, each as soon as it is here; none if nothing is stored.
+        """Yield the layers in order, each on its arrival; none if nothing is stored.
 
         Raises:
             QuireError: Why a layer will never be here: compute the prompt.
@@ -174,7 +174,7 @@ class CachedPrefix:
                 yield self.layer(layer)
 
     async def _end(self) -> None:
-        """Stop what has not arrived, wait until no node writes, and give lease and memory back."""
+        """Stop the delivery, wait until no node writes, and give lease and memory back."""
         delivery = self._delivery.delivery if self._delivery is not None else None
         try:
             if delivery is not None and delivery.is_lent:

@@ -99,7 +99,7 @@ class Client(SyncCalls):
         return self.on_loop(lambda: self._client.register(memory))
 
     def let_go(self, buffer: Buffer) -> None:
-        """Close a buffer now, or as soon as no storage node writes to it any more."""
+        """Close a buffer now, or as soon as the last storage node has stopped writing to it."""
         self.on_loop(buffer.let_go)
 
     def free(self, buffer: Buffer) -> None:

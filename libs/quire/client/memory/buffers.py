@@ -163,7 +163,7 @@ class Buffer:
         self._region.close()
 
     def let_go(self) -> None:
-        """Close it now, or as soon as no transfer has memory of it any more."""
+        """Close it now, or as soon as the last transfer with memory of it has ended."""
         if self._loans:
             self._loans.then = self._region.close
         else:

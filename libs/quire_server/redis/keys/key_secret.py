@@ -54,7 +54,7 @@ async def key_secret(client: redis.Redis, *secrets: bytes) -> bytes:
 
 
 async def until_open(client: redis.Redis, *secrets: bytes) -> None:
-    """Return once Redis answers, and this cluster's secret opens what it keeps.
+    """Return once Redis answers, and this cluster's secret opens the secret there.
 
     Args:
         client: A client of the cluster's Redis.

@@ -21,7 +21,7 @@ class PictureRequests:
     async def put(
         self, tenant: str, request: images_pb2.PutPictureRequest, source: RdmaTarget
     ) -> tuple[ImageEntry, Encoded]:
-        """Read a picture and store what a VAE makes of it. What can be refused is refused before it is read.
+        """Read a picture and store its latent. Wrong parameters are refused before it is read.
 
         Raises `InvalidRequest`, `NoDecoder`, and the decoder's errors.
         """

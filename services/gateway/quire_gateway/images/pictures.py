@@ -49,7 +49,7 @@ class PictureUploads:
         self._memory = memory
 
     async def check(self, weights_sha256: str, background_rgb: int, attributes: ImageAttributes) -> None:
-        """Check what a picture is to become, before it is read. Raises `InvalidRequest`, `NoDecoder`."""
+        """Check the parameters of a picture before it is read. Raises `InvalidRequest`, `NoDecoder`."""
         if background_rgb > _RGB_MAX:
             raise InvalidRequest(f"{background_rgb:#x} is no colour, 0xRRGGBB", field="background_rgb")
         await self._vaes.check_known(weights_sha256.lower() or self._only_vae())

@@ -203,7 +203,7 @@ class ImageService:
         )
 
     async def pull(self, source: RdmaTarget, length: int, length_max: int, field: str) -> bytes:
-        """Read what a client has in its memory. Raises `InvalidRequest` for its length, `TargetInvalid`, `PeerLost`."""
+        """Read bytes out of a client's memory. Raises `InvalidRequest` for its length, `TargetInvalid`, `PeerLost`."""
         if not 0 < length <= length_max:
             raise InvalidRequest(f"{length} bytes, 1 to {length_max}", field=field)
         await self._reach()

@@ -65,11 +65,11 @@ class PublicBuckets:
 
     @staticmethod
     def check(call: Call, operation: Operation, by_rdma: bool) -> None:
-        """Check what anyone may do.
+        """Check that a stranger only reads.
 
         Raises:
-            S3Error: AccessDenied for more than to read and list what is there now; InvalidRequest for headers that the
-                stranger who made the link chose.
+            S3Error: AccessDenied for anything but to read and list current objects; InvalidRequest for headers that the
+                link chooses.
         """
         if not call.tenant:
             return
