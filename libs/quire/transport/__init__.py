@@ -79,5 +79,5 @@ def ucx_transport(**config: str) -> Transport:
     try:
         from quire.transport.ucx import UcxTransport
     except ImportError as error:
-        raise ConfigInvalid(f"the data plane needs UCX: {error}", field="transport") from None
+        raise ConfigInvalid(f"UCX is missing: pip install 'quire[ucx]' ({error})", field="transport") from None
     return UcxTransport(**config)

@@ -14,13 +14,14 @@ from quire.model.buckets import NULL_VERSION, MultipartUpload, StoredObject
 from quire.model.errors import QuireError
 from quire.model.policy import ENTRY_BYTES
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
-from quire_gateway.s3 import public, xml
+from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import PUBLIC_READ, Call, check_bucket_name, check_key, checked_version
 from quire_gateway.s3.deletions import DeleteConditions, delete
 from quire_gateway.s3.listing import ObjectListing, list_objects, list_versions
 from quire_gateway.s3.objects import xml_answer
+from quire_gateway.s3.public import SETTING, PublicBuckets
 from quire_server.redis.keys.access import SYSTEM_TENANT, AccessLevel
 
 _MAX_KEYS: Final = 1000
@@ -31,9 +32,12 @@ _BUCKETS_MAX: Final = 1000
 class BucketRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, backends: Backends, region: str, on_failure: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self, backends: Backends, region: str, on_failure: Callable[[str, Exception], None], public: PublicBuckets
+    ) -> None:
         """`on_failure`: called with each deletion of a DeleteObjects that fails."""
         self._backends = backends
+        self._public = public
         self._on_failure = on_failure
         self._region = region
 
@@ -101,8 +105,7 @@ class BucketRequests:
         """GetBucketAcl: `private`, or `public-read`."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", AccessLevel.ADMIN)
         await backend.check_there()
-        acl = (await self._backends.buckets.settings(*backend.place)).get(public.SETTING, b"")
-        return xml_answer(xml.access_policy(backend.place[0], public=acl == PUBLIC_READ.encode()))
+        return xml_answer(xml.access_policy(backend.place[0], public=await self._public.is_public(*backend.place)))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """PutBucketAcl: `private`, or `public-read`; others were refused already."""
@@ -116,7 +119,7 @@ class BucketRequests:
     async def _set_acl(self, call: Call, tenant: str, bucket: str) -> None:
         acl = call.header("x-amz-acl")
         setting = acl.encode() if acl == PUBLIC_READ else b""
-        if not await self._backends.buckets.set(tenant, bucket, public.SETTING, setting):
+        if not await self._backends.buckets.set(tenant, bucket, SETTING, setting):
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
     async def list_v1(self, call: Call) -> web.StreamResponse:

@@ -117,15 +117,15 @@ class S3Frontend:
         self._runner: web.ServerRunner | None = None
         self._certificate: PublicCertificate | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._public = PublicBuckets(backends.buckets, config.s3_public)
         buckets, objects = (
-            BucketRequests(backends, config.s3_region, admission.audit.request),
+            BucketRequests(backends, config.s3_region, admission.audit.request, self._public),
             ObjectRequests(backends, SharedRoom(config.s3_bytes_max)),
         )
         self._handlers: dict[str, Handler] = {name: partial(method, buckets) for name, method in OF_BUCKETS.items()}
         self._handlers |= {name: partial(method, objects) for name, method in OF_OBJECTS.items()}
         settings = BucketSettings(backends, config.s3_encrypted)
         self._handlers |= {name: partial(method, settings) for name, method in OF_SETTINGS.items()}
-        self._public = PublicBuckets(backends.buckets, config.s3_public)
         self._cross_origin = CrossOrigin(backends.buckets, authenticator, self._public)
         # Requests whose bytes are sent another way, by (level, method) and the header that selects it.
         self._by_rdma: list[tuple[str, str, str, Handler]] = [
