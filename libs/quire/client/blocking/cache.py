@@ -23,13 +23,10 @@ _QUIET_TIMEOUT_S: Final = 10.0
 
 
 class KvCache:
-    """The state of one model, by tokens. Made by `Client.cache`.
+    """Keys and values of one model, by tokens. Made by `Client.cache`.
 
-    >>> cache = client.cache("llama-3-8b", "a1b2", layout)  # doctest: +SKIP
-    >>> cache.put(tokens, layers)  # doctest: +SKIP
-    >>> with cache.get(tokens) as prefix:  # doctest: +SKIP
-    ...     for keys, values in prefix:  # each layer as soon as it is here
-    ...         ...
+    `cache.put(tokens, layers)` stores; `with cache.get(tokens) as prefix` fetches, and a loop over `prefix` has each
+    layer's keys and values on their arrival.
 
     `put` and `get` allocate and register memory for each call. An engine that knows its memory uses `Client.store` and
     `Client.retrieve` with buffers of its own.
