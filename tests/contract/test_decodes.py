@@ -1,4 +1,4 @@
-"""Where images are decoded: owners, spillover, joining, failures, and two orchestrators that decide as one."""
+"""Choice of decoders: owners, spillover, joining, failures, and two orchestrators that decide as one."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ _NO_JOIN = ("local joined = runner and 1 or 0", "runner = nil local joined = 0")
 async def test_orchestrators_asked_at_once_decode_an_image_once(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, str] | None
 ) -> None:
-    """With an owner above theta, so that each orchestrator by itself would choose another decoder every time."""
+    """The owner is above theta: each orchestrator alone would choose another decoder every time."""
     if fault is not None:
         (old, new), part = fault, scripts.part
         assert old in part("decodes_route")
@@ -175,18 +175,18 @@ async def test_what_is_counted_ends_by_itself(any_redis: redis.Redis) -> None:
 async def test_a_request_that_is_sent_again_counts_once(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the driver does if Redis' answer is lost."""
+    """The driver sends a script again if Redis' answer is lost."""
     monkeypatch.setattr("quire_server.redis.decodes.secrets.randbits", lambda bits: 7)
     running, candidates = RunningDecodes(redis_client, lasts_ms=60_000), list(map(candidate, _decoders(3)))
     choices = [await running.route(bytes(32), candidates, 4) for _ in range(2)]
-    assert choices[0] == choices[1] and not choices[1].joined
+    assert choices[0] == choices[1] and not choices[1].is_joined
     assert await redis_client.zcard(f"quire:{{decodes}}:decoder:{candidates[0].node_id}") == 1
 
 
 async def test_a_request_that_is_given_up_is_not_counted(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its script runs all the same, after whatever Redis is busy with."""
+    """Redis runs the script of a request that was cancelled all the same."""
     monkeypatch.setattr("quire_server.redis.decodes._LATE_S", 0.3)
     running, candidates = RunningDecodes(redis_client, lasts_ms=60_000), list(map(candidate, _decoders(1)))
     sent, script = asyncio.Event(), running._route
@@ -273,7 +273,7 @@ async def _history(client: redis.Redis, seed: int, steps: int = 120) -> None:
         candidates = [one._replace(queued=at_random.randrange(3)) for one in candidates]
         choice: Choice = await desk.route(record, candidates, theta)
         expected, joined = model.route(record, candidates)
-        assert choice.owner == 0 and choice.joined == joined
+        assert choice.owner == 0 and choice.is_joined == joined
         if not joined:
             assert choice.runner == expected
         running = [node for name, node in model.running.values() if name == record]

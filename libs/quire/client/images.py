@@ -133,10 +133,8 @@ class ImageClient:
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
-            self._lent(len(record)) as buffer,
+            self._lent_copy(record) as buffer,
         ):
-            assert buffer.view is not None, "host memory"
-            memoryview(buffer.view.data)[: len(record)] = record
             request = pb.PutLatentRequest(
                 image_id=image_id,
                 source=convert.target_to(buffer.target()),
@@ -173,11 +171,15 @@ class ImageClient:
         Raises:
             InvalidRequest: No such picture, sides that the VAE does not take, or a VAE that the cluster does not have.
             NoDecoder: No decoder with that VAE is alive.
+            OSError: The file cannot be read.
         """
         check_image_id(image_id)
         if not isinstance(picture, str | Path | bytes | bytearray | memoryview):
             raise InvalidRequest(f"{type(picture).__name__}; a path, or the bytes of a file", field="picture")
-        data = await asyncio.to_thread(Path(picture).read_bytes) if isinstance(picture, str | Path) else picture
+        if isinstance(picture, str | Path):
+            data: bytes | memoryview = await asyncio.to_thread(Path(picture).read_bytes)
+        else:
+            data = memoryview(picture).cast("B")
         if not len(data):
             raise InvalidRequest("no bytes", field="picture")
         if not isinstance(background, int) or not 0 <= background <= _RGB_MAX:
@@ -187,10 +189,8 @@ class ImageClient:
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
-            self._lent(len(data)) as buffer,
+            self._lent_copy(data) as buffer,
         ):
-            assert buffer.view is not None, "host memory"
-            memoryview(buffer.view.data)[: len(data)] = data
             request = pb.PutPictureRequest(
                 image_id=image_id,
                 source=convert.target_to(buffer.target()),
@@ -339,6 +339,14 @@ class ImageClient:
         if len(self._seen) > _SEEN_MAX:
             self._seen.popitem(last=False)
         return entry
+
+    @contextlib.contextmanager
+    def _lent_copy(self, data: bytes | bytearray | memoryview) -> Iterator[Buffer]:
+        """Memory for one request, which begins with a copy of `data`."""
+        with self._lent(len(data)) as buffer:
+            assert buffer.view is not None, "host memory"
+            memoryview(buffer.view.data)[: len(data)] = data
+            yield buffer
 
     @contextlib.contextmanager
     def _lent(self, length: int) -> Iterator[Buffer]:

@@ -111,5 +111,5 @@ def check_layers(layers: Sequence[Any], layout: KvLayout) -> None:
     """Check the number of layers. Raises `InvalidRequest`."""
     count = len(layers) if isinstance(layers, list | tuple) or hasattr(layers, "shape") else -1
     if count != layout.num_layers:
-        given = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
-        raise InvalidRequest(f"{given}; the layout has {layout.num_layers}", field="layers")
+        description = f"{count} layers" if count >= 0 else f"a {type(layers).__name__}"
+        raise InvalidRequest(f"{description}; the layout has {layout.num_layers}", field="layers")

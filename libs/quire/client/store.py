@@ -93,10 +93,11 @@ class StoreSession:
             with contextlib.suppress(QuireError):  # the buffer then stays lent
                 await self.cancel()
             return
-        missing = [] if self._complete else sorted(set(range(self._num_layers)) - self._ready)
+        unannounced = [] if self._complete else sorted(set(range(self._num_layers)) - self._ready)
         try:
-            if missing:
-                raise InvalidRequest(f"layers {missing[:8]} of {self._num_layers} were not announced", field="layer")
+            if unannounced:
+                about = f"layers {unannounced[:8]} of {self._num_layers}"
+                raise InvalidRequest(f"{about} were not announced", field="layer")
             await self.commit()
             await self.quiesced(_QUIET_TIMEOUT_S)
         except BaseException:

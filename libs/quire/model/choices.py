@@ -11,13 +11,13 @@ Kind = TypeVar("Kind", bound=Enum)
 
 
 def choice(kind: type[Kind], value: Kind | str, field: str, error: type[InvalidRequest] = InvalidRequest) -> Kind:
-    """Return the member of that name, in any case, or the member that was given.
+    """Return a member by its name in any case; return a member unchanged.
 
     Args:
         kind: The enumeration.
         value: A member, or the name of one.
-        field: What the error names.
-        error: What is raised.
+        field: Field that the error names.
+        error: Type of the error.
 
     Raises:
         InvalidRequest: There is no such member; the message lists them.

@@ -26,12 +26,12 @@ class Choice(NamedTuple):
 
     Attributes:
         ticket: Ends it.
-        runner: Who is asked, a position among the candidates.
-        owner: In whose cache the image is kept, likewise.
-        joined: The record is being decoded there already.
+        runner: The decoder that makes the image, a position among the candidates.
+        owner: The decoder whose cache keeps the image, likewise.
+        is_joined: The record is being decoded there already.
     """
 
     ticket: int
     runner: int
     owner: int
-    joined: bool
+    is_joined: bool

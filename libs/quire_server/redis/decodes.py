@@ -50,16 +50,16 @@ class RunningDecodes:
         ticket = secrets.randbits(_TICKET_BITS)
         keys = [f"{_PREFIX}record:{record_name.hex()}", self._ticket(ticket)]
         args: list[str | int] = [ticket, theta, self._lasts_ms]
-        for one in candidates:
-            keys += [self._decoder(one.node_id), self._failed(one.node_id)]
-            args += [one.node_id, one.build, one.devices, one.queued]
+        for decoder in candidates:
+            keys += [self._decoder(decoder.node_id), self._failed(decoder.node_id)]
+            args += [decoder.node_id, decoder.build, decoder.devices, decoder.queued]
         try:
             async with metadata_errors():
-                runner, owner, joined = await self._route(keys=keys, args=args)
+                runner, owner, is_joined = await self._route(keys=keys, args=args)
         except BaseException:  # Redis may have counted it, or may do so yet
             self._forget(ticket)
             raise
-        return Choice(ticket, runner - 1, owner - 1, bool(joined))
+        return Choice(ticket, runner - 1, owner - 1, bool(is_joined))
 
     async def finish(self, ticket: int, *, failed: bool = False) -> bool:
         """End a ticket; whether it was known. `failed`: its decoder did not answer.

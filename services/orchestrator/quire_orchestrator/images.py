@@ -118,7 +118,7 @@ class ImageDesk:
         choice = await self._decodes.route(entry.record_name, [candidate(node) for node in nodes], self._theta)
         runner = nodes[choice.runner]
         self.build = build_of(runner)
-        return Route(choice.ticket, runner, nodes[choice.owner], choice.joined)
+        return Route(choice.ticket, runner, nodes[choice.owner], choice.is_joined)
 
     async def finish(self, ticket: int, *, failed: bool) -> None:
         """End a route. `failed`: its decoder did not answer, and is passed over for a while."""

@@ -84,6 +84,7 @@ class ImageCalls:
         Raises:
             InvalidRequest: No such picture, sides that the VAE does not take, or a VAE that the cluster does not have.
             NoDecoder: No decoder with that VAE is alive.
+            OSError: The file cannot be read.
         """
         return self._loop.run(
             self._images.put_picture(

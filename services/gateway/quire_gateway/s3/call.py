@@ -76,7 +76,7 @@ class Call:
         return Preconditions.of(self.http.headers)
 
     def check_acl(self, *, public: bool) -> None:
-        """Check the canned ACL that is asked for. `public`: buckets may be `public-read`.
+        """Check the canned ACL of the request. `public`: buckets may be `public-read`.
 
         Raises `S3Error` NotImplemented.
         """
@@ -223,8 +223,8 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
         bucket, _, key = path.removeprefix("/").partition("/")
     check_key(key)
     tenant, _, bucket = bucket.rpartition(":")
-    asked = dict(parameters(query))
-    return Call(http=http, signed=signed, bucket=bucket, key=key, query=asked, request_id=request_id, tenant=tenant)
+    decoded = dict(parameters(query))
+    return Call(http=http, signed=signed, bucket=bucket, key=key, query=decoded, request_id=request_id, tenant=tenant)
 
 
 def check_key(key: str) -> None:
