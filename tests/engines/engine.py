@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from quire_tools.engines import vllm
-from quire_tools.engines.vllm import BLOCK, vllm_engine
+from quire_tools.engines.vllm import BLOCK, any_vllm, vllm_engine
 from quire_tools.local import LocalCluster
 from tests.polling import until
 
-__all__ = ["BLOCK", "OTHER", "PROMPT", "Engine", "engine", "kill_at_first_load", "until"]
+__all__ = [
+    "BLOCK",
+    "OTHER",
+    "PROMPT",
+    "Engine",
+    "engine",
+    "kill_at_first_load",
+    "settle",
+    "tier_of",
+    "tiered_engine",
+    "until",
+]
 
 PROMPT = [(at * 37) % 250 + 2 for at in range(1000)]
 OTHER = [*PROMPT[:700], *([7] * 40)]
@@ -69,3 +80,42 @@ def kill_at_first_load(quire: Engine, cluster: LocalCluster) -> list[int]:
 
     loads.start = kill_first
     return killed
+
+
+@contextmanager
+def tiered_engine(
+    model: Path, gateway: str, rows: int = 256, engine_settings: dict[str, Any] | None = None, **params: Any
+) -> Iterator[Engine]:
+    """vLLM with a memory tier of so many chunks, and Quire under it."""
+    from vllm.config import KVTransferConfig
+
+    tier = {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": gateway, **params}
+    transfer = KVTransferConfig(
+        kv_connector="QuireOffloadingConnector",
+        kv_connector_module_path="quire.integrations.vllm",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "tests.engines.cpu_tiering",
+            "cpu_bytes_to_use": rows * BLOCK * 4 * 2 * 2 * 32 * 4,
+            "block_size": BLOCK,
+            "secondary_tiers": [tier],
+        },
+    )
+    with any_vllm(model, transfer, **(engine_settings or {})) as made:
+        try:
+            yield Engine(made.llm, {})
+        finally:
+            made.scheduler.shutdown()
+            made.worker.shutdown()
+
+
+def tier_of(tiered: Engine) -> Any:
+    return tiered.scheduler.connector_scheduler.manager.secondary_tiers[0]
+
+
+def settle(tiered: Engine) -> None:
+    """vLLM hears of the end of a store with its next step."""
+    tiered.tokens([9] * 5, 2)
+    tier_of(tiered).drain_jobs()
+    tiered.tokens([8] * 5, 2)

@@ -117,6 +117,15 @@ def test_scales_that_differ_by_engine_are_refused(folder: Path) -> None:
         check(config, settings, transfer)
 
 
+@pytest.mark.parametrize("flag", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_context_parallelism_is_refused(folder: Path, flag: str) -> None:
+    config: Any = _Config(folder)
+    config.parallel_config = SimpleNamespace(**{flag: 2})
+    transfer = SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both")
+    with pytest.raises(ConfigInvalid, match=flag):
+        check(config, Settings(gateway="g:1"), transfer)
+
+
 @pytest.mark.parametrize(
     ("zero_copy", "sleeps", "refused"), [("async", True, True), ("never", True, False), ("always", False, False)]
 )

@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,49 +15,10 @@ import pytest
 from quire_tools.engines.models import make_model
 from quire_tools.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
-from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine
+from tests.engines.engine import BLOCK, OTHER, PROMPT, engine, settle, tier_of, tiered_engine
 from tests.polling import until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
-
-
-@contextmanager
-def _tiered(
-    model: Path, gateway: str, rows: int = 256, engine_settings: dict[str, Any] | None = None, **params: Any
-) -> Iterator[Engine]:
-    """vLLM with a memory tier of so many chunks, and Quire under it."""
-    from vllm.config import KVTransferConfig
-
-    tier = {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": gateway, **params}
-    transfer = KVTransferConfig(
-        kv_connector="QuireOffloadingConnector",
-        kv_connector_module_path="quire.integrations.vllm",
-        kv_role="kv_both",
-        kv_connector_extra_config={
-            "spec_name": "CpuTieringSpec",
-            "spec_module_path": "tests.engines.cpu_tiering",
-            "cpu_bytes_to_use": rows * BLOCK * 4 * 2 * 2 * 32 * 4,
-            "block_size": BLOCK,
-            "secondary_tiers": [tier],
-        },
-    )
-    with any_vllm(model, transfer, **(engine_settings or {})) as made:
-        try:
-            yield Engine(made.llm, {})
-        finally:
-            made.scheduler.shutdown()
-            made.worker.shutdown()
-
-
-def _tier(tiered: Engine) -> Any:
-    return tiered.scheduler.connector_scheduler.manager.secondary_tiers[0]
-
-
-def _settle(tiered: Engine) -> None:
-    """vLLM hears of the end of a store with its next step."""
-    tiered.tokens([9] * 5, 2)
-    _tier(tiered).drain_jobs()
-    tiered.tokens([8] * 5, 2)
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +31,10 @@ def alone(tiny_model: Path) -> dict[str, list[int]]:
 def test_an_engine_finds_what_another_one_offloaded(
     tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]], zero_copy: bool
 ) -> None:
-    with _tiered(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as first:
+    with tiered_engine(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as first:
         assert first.tokens(PROMPT) == (alone["prompt"], 0)
-        _settle(first)
-    with _tiered(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as second:
+        settle(first)
+    with tiered_engine(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as second:
         assert second.tokens(PROMPT) == (alone["prompt"], WHOLE)
         assert second.tokens(OTHER) == (alone["other"], 700 // BLOCK * BLOCK)
 
@@ -94,9 +53,9 @@ def test_a_job_that_its_loop_has_left_ends(
     async def never(parts: Any) -> list[int]:
         return await asyncio.Event().wait() and []
 
-    with _tiered(tiny_model, engine_cluster.gateway_address) as tiered:
-        tier = _tier(tiered)
-        running = tier._run(Job(), never)
+    with tiered_engine(tiny_model, engine_cluster.gateway_address) as tiered:
+        tier = tier_of(tiered)
+        running = tier._run(Job(), [b"key"], never)
         loop = asyncio.new_event_loop()
         loop.call_soon(running.send, None)
         loop.run_until_complete(asyncio.sleep(0))
@@ -114,21 +73,21 @@ def test_the_state_of_a_hybrid_model_comes_back(
     with any_vllm(model, None, **hybrid) as vllm:
         expected, _ = vllm.tokens(PROMPT)
     for cached in (0, WHOLE):
-        with _tiered(model, engine_cluster.gateway_address, engine_settings=hybrid) as tiered:
+        with tiered_engine(model, engine_cluster.gateway_address, engine_settings=hybrid) as tiered:
             core: Any = tiered.llm.llm_engine.engine_core
             assert len(core.engine_core.scheduler.kv_cache_config.kv_cache_groups) == 2
             assert tiered.tokens(PROMPT) == (expected, cached)
-            _settle(tiered)
+            settle(tiered)
 
 
 def test_what_the_memory_tier_has_no_room_for_is_in_quire(
     tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]]
 ) -> None:
     """It has room for one of these prompts; vLLM's own cache is forgotten."""
-    with _tiered(tiny_model, engine_cluster.gateway_address, rows=WHOLE // BLOCK + 4) as tiered:
+    with tiered_engine(tiny_model, engine_cluster.gateway_address, rows=WHOLE // BLOCK + 4) as tiered:
         for prompt in (PROMPT, [*range(2, 202), *PROMPT[200:]], PROMPT):
             tiered.tokens(prompt)
-            _settle(tiered)
+            settle(tiered)
             tiered.forget()
         assert tiered.tokens(PROMPT) == (alone["prompt"], WHOLE)
 
@@ -137,12 +96,12 @@ def test_what_the_memory_tier_has_no_room_for_is_in_quire(
 def test_a_node_killed_in_the_middle_costs_a_recompute(
     tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]], zero_copy: bool
 ) -> None:
-    with _tiered(tiny_model, engine_cluster.gateway_address) as first:
+    with tiered_engine(tiny_model, engine_cluster.gateway_address) as first:
         first.tokens(PROMPT)
-        _settle(first)
+        settle(first)
     params: dict[str, Any] = {"zero_copy": zero_copy, "timeout_s": 3.0}
-    with _tiered(tiny_model, engine_cluster.gateway_address, **params) as second:
-        tier, killed, counted = _tier(second), list[int](), set[str]()
+    with tiered_engine(tiny_model, engine_cluster.gateway_address, **params) as second:
+        tier, killed, counted = tier_of(second), list[int](), set[str]()
         submit, count = tier.submit_load, tier._count
 
         def noted(name: str, chunks: int) -> None:
@@ -165,11 +124,11 @@ def test_a_node_killed_in_the_middle_costs_a_recompute(
 def test_a_node_that_stands_still_costs_the_timeout(
     tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]]
 ) -> None:
-    with _tiered(tiny_model, engine_cluster.gateway_address) as first:
+    with tiered_engine(tiny_model, engine_cluster.gateway_address) as first:
         first.tokens(PROMPT)
-        _settle(first)
-    with _tiered(tiny_model, engine_cluster.gateway_address, timeout_s=2.0) as second:
-        tier, node = _tier(second), engine_cluster.pid("storage-0")
+        settle(first)
+    with tiered_engine(tiny_model, engine_cluster.gateway_address, timeout_s=2.0) as second:
+        tier, node = tier_of(second), engine_cluster.pid("storage-0")
         submit = tier.submit_load
 
         def stop_first(job: Any) -> None:
@@ -196,7 +155,7 @@ def test_a_gateway_that_is_away_costs_nothing_but_the_hits(
 ) -> None:
     with (
         LocalCluster(tmp_path / "c", arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster,
-        _tiered(
+        tiered_engine(
             tiny_model,
             cluster.gateway_address,
             lookup_timeout_s=0.5,
@@ -210,7 +169,7 @@ def test_a_gateway_that_is_away_costs_nothing_but_the_hits(
         tiered.forget()
         assert tiered.tokens(PROMPT)[0] == alone["prompt"]
         cluster.restart("gateway")
-        until(lambda: not _tier(tiered)._absence, "it is asked again")
+        until(lambda: not tier_of(tiered)._absence, "it is asked again")
         assert tiered.tokens(OTHER)[0] == alone["other"]
-        _settle(tiered)
+        settle(tiered)
         tiered.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.integrations.vllm.contents import ContentNames, ModelContents, Unnamed
+from quire.integrations.vllm import contents
+from quire.integrations.vllm.contents import ContentNames, ModelContents, RequestAdapter, Unnamed
 
 BLOCK = 16
 
@@ -228,3 +230,30 @@ def test_images_are_forgotten_in_time() -> None:
         names.of(_Request(mm_features=[_image(str(number), torch.zeros(4))]))
     second = _Request(mm_features=[_image("0", torch.ones(4))])
     assert names.of(second).blocks_max(second, BLOCK) > 0
+
+
+def test_a_tier_waits_for_an_adapters_name_and_loses_it_with_the_files(adapter: Path) -> None:
+    names, naming = _names(), Future[str]()
+    lora = _Lora(str(adapter))
+    named = RequestAdapter(names, lora, naming)
+    assert named.name() is None is named.current_name()
+    naming.set_result(names.adapter(lora))
+    assert named.current_name() == named.name() == bytes.fromhex(names.adapter(lora))
+    time.sleep(0.02)
+    (adapter / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 32}')
+    with pytest.raises(Unnamed, match="files have changed"):
+        named.current_name()
+
+
+def test_a_tier_does_not_wait_for_ever_for_an_adapters_name(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_DIGESTED_S", 0.0)
+    with pytest.raises(Unnamed, match="took more than"):
+        RequestAdapter(_names(), _Lora(str(adapter)), Future()).name()
+
+
+@pytest.mark.parametrize("error", [OSError("no such file"), Unnamed("changed")])
+def test_an_adapter_that_cannot_be_read_has_no_name(adapter: Path, error: Exception) -> None:
+    naming = Future[str]()
+    naming.set_exception(error)
+    with pytest.raises(Unnamed, match=str(error)):
+        RequestAdapter(_names(), _Lora(str(adapter)), naming).name()

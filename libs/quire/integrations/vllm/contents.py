@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +26,7 @@ from quire.integrations.weights import adapter_digest, adapter_files
 from quire.model.keys import KEYS_MAX
 
 _CLOCKS_DIFFER_NS: Final = 1_000_000_000
+_DIGESTED_S: Final = 10.0  # within which a request waits for its adapter's name
 _Signature = tuple[tuple[str, int, int, int], ...]
 
 
@@ -90,7 +92,7 @@ class ContentNames:
     def of(self, request: Any) -> ModelContents:
         """Digest the contents of a request. Raises `Unnamed`."""
         media = self._media_of(request)  # first: each image counts, whatever becomes of the request
-        return ModelContents(self._adapter(request.lora_request) if request.lora_request else "", *media)
+        return ModelContents(self.adapter(request.lora_request) if request.lora_request else "", *media)
 
     def distrust(self, request: Any, first: int = 0) -> None:
         """Leave the identifiers of a request's images without names, from the image `first` on.
@@ -106,9 +108,11 @@ class ContentNames:
         with self._lock:
             if any(self._media.get(identifier) != digest for identifier, digest in contents.identifiers):
                 return False
-            lora = request.lora_request
-            if lora is None:
-                return True
+        return request.lora_request is None or self.is_adapter_current(request.lora_request)
+
+    def is_adapter_current(self, lora: Any) -> bool:
+        """Return whether the engine still computes with the adapter that was named."""
+        with self._lock:
             named = self._adapters.get(lora.lora_int_id)
         signature = _signature(Path(lora.lora_path))
         if named is None or lora.lora_int_id in self._changed_adapters:
@@ -118,8 +122,8 @@ class ContentNames:
             return False
         return True
 
-    def _adapter(self, lora: Any) -> str:
-        """Name an adapter whose files are older than the engine.
+    def adapter(self, lora: Any) -> str:
+        """Name an adapter whose files are older than the engine. Raises `Unnamed`.
 
         A worker loads an adapter at any time after its start, and again after an eviction. Files that changed in the
         meantime leave open which of their contents the worker has: the adapter's number has no name from then on.
@@ -176,6 +180,48 @@ class ContentNames:
             while len(self._media) > self._media_max:
                 self._media.popitem(last=False)
             return bool(digest) and self._media.get(identifier) == digest
+
+
+class RequestAdapter:
+    """The adapter of one request of an engine with a `QuireTier`.
+
+    `PARAMETER` is the request's transfer parameter that has it: vLLM gives these to its tiers, and not the adapter.
+
+    Args:
+        names: Names of the engine's contents.
+        lora: vLLM's description of the adapter.
+        naming: Digests the adapter's files.
+    """
+
+    PARAMETER: Final = "quire_adapter"
+
+    def __init__(self, names: ContentNames, lora: Any, naming: Future[str]) -> None:
+        self._names = names
+        self._lora = lora
+        self._naming = naming
+        self._begun_s = time.monotonic()
+
+    def name(self) -> bytes | None:
+        """Return the digest of the adapter's files; None while it is not known.
+
+        Raises:
+            Unnamed: The adapter has no name, or none for a long time.
+        """
+        if not self._naming.done():
+            if time.monotonic() - self._begun_s > _DIGESTED_S:
+                raise Unnamed(f"adapter {self._lora.lora_name}: reading its files took more than {_DIGESTED_S:g} s")
+            return None
+        try:
+            return bytes.fromhex(self._naming.result())
+        except OSError as error:
+            raise Unnamed(f"adapter {self._lora.lora_name}: {error}") from error
+
+    def current_name(self) -> bytes | None:
+        """Return `name`. Raises `Unnamed` also for an adapter that changed since."""
+        name = self.name()
+        if name is not None and not self._names.is_adapter_current(self._lora):
+            raise Unnamed(f"adapter {self._lora.lora_name}: its files have changed")
+        return name
 
 
 def _signature(folder: Path) -> _Signature:

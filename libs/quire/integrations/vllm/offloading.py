@@ -1,6 +1,7 @@
 """vLLM's own offloading connector, for engines with a `QuireTier`: it names the contents that chunks are of.
 
 vLLM gives a tier the model's name, and nothing of its weights, adapters, scaling of positions or image processor.
+An adapter is named by the digest of its files, in a transfer parameter of each request.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from quire.integrations.vllm.engine import check_contents, engine_of, weights_of
-from quire.model.errors import ConfigInvalid
+from quire.integrations.vllm.contents import RequestAdapter, Unnamed
+from quire.integrations.vllm.engine import check_contents, content_names, engine_of, weights_of
+from quire.telemetry import logger
 
 
 class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
@@ -22,14 +25,40 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         check_contents(vllm_config)
-        if vllm_config.lora_config is not None:
-            raise ConfigInvalid(
-                "a tier receives adapters' names only, not their weights; QuireConnector serves adapters",
-                field="enable_lora",
-            )
         if role == KVConnectorRole.SCHEDULER:
             _name_contents(vllm_config)
+            self._names = content_names(vllm_config, kv_cache_config)
+            self._digesting = ThreadPoolExecutor(1, "quire-adapters")
         super().__init__(vllm_config, role, kv_cache_config)
+
+    def on_new_request(self, request: Any) -> None:
+        """As vLLM's; the request's adapter is digested meanwhile."""
+        params = {**(request.kv_transfer_params or {})}
+        params.pop(RequestAdapter.PARAMETER, None)  # a client's own
+        if request.lora_request is not None:
+            naming = self._digesting.submit(self._names.adapter, request.lora_request)
+            params[RequestAdapter.PARAMETER] = RequestAdapter(self._names, request.lora_request, naming)
+        request.kv_transfer_params = params or None
+        super().on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """As vLLM's; nothing of vLLM's memory tier is read for an adapter that changed under its name and path."""
+        adapter = (request.kv_transfer_params or {}).get(RequestAdapter.PARAMETER)
+        try:
+            if adapter is not None and adapter.current_name() is None:
+                return None, False  # vLLM asks again
+        except Unnamed as unnamed:
+            if not request.skip_reading_prefix_cache:
+                logger().warning("a request is not cached", request=request.request_id, reason=str(unnamed))
+            request.skip_reading_prefix_cache = True
+        matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return matched
+
+    def shutdown(self) -> None:
+        """As vLLM's."""
+        super().shutdown()
+        if hasattr(self, "_digesting"):
+            self._digesting.shutdown(wait=False, cancel_futures=True)
 
 
 def _name_contents(config: Any) -> None:

@@ -45,6 +45,7 @@ from quire.integrations.circuit_breaker import CircuitBreaker
 from quire.integrations.objects import Owner, address_of, memory_at
 from quire.integrations.settings import read_settings
 from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTransfers
+from quire.integrations.vllm.contents import RequestAdapter, Unnamed
 from quire.model.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger
 
@@ -117,7 +118,12 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        status = self._lookups.lookup(key, req_context)
+        adapter = _adapter_of(req_context)
+        try:
+            name = adapter.name() if adapter is not None else b""
+        except Unnamed:
+            return LookupResult.MISS
+        status = self._lookups.lookup(OffloadKey(key + name), req_context) if name is not None else None
         if status is None:
             return LookupResult.RETRY
         return LookupResult.HIT if status else LookupResult.MISS
@@ -205,30 +211,36 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
     def _begin(self, job: TransferJob, transfer: Any) -> None:
         with self._idle:
             self._running += 1
-        running = self._run(job, transfer)
+        named = _named(job)
+        if not named:
+            self._end(job, named, [], 0.0)
+            return
+        running = self._run(job, named, transfer)
         try:
             self._transfers.client.spawn(running)
         except RuntimeError as error:  # the loop has ended with the engine
             running.close()
             logger().warning("a job of vLLM's tier came after its end", error=repr(error))
-            self._end(job, list(job.keys), [], 0.0)
+            self._end(job, named, [], 0.0)
 
-    async def _run(self, job: TransferJob, transfer: Any) -> None:
-        keys, ends = list(job.keys), list[int]()
+    async def _run(self, job: TransferJob, named: list[OffloadKey], transfer: Any) -> None:
+        ends = list[int]()
         size = self.block_size_bytes
         began_s = time.monotonic()
         try:
             parts = [
                 ObjectPart(at, self._owner.place(bytes(key), size), self._address + int(chunk) * size, size)
-                for at, (key, chunk) in enumerate(zip(keys, job.chunk_ids, strict=True))
+                for at, (key, chunk) in enumerate(zip(named, job.chunk_ids, strict=True))
             ]
             ends = await transfer(parts)
         except Exception as error:  # vLLM waits for every job's end
             logger().error("a job of vLLM's tier broke off", exc_info=error)
         finally:
-            self._end(job, keys, ends, time.monotonic() - began_s)  # also where its loop has ended, and left it
+            self._end(job, named, ends, time.monotonic() - began_s)  # also where its loop has ended, and left it
 
-    def _end(self, job: TransferJob, keys: list[OffloadKey], ends: Collection[int], took_s: float) -> None:
+    def _end(self, job: TransferJob, named: list[OffloadKey], ends: Collection[int], took_s: float) -> None:
+        """Hand over a job's result. `named`: its keys with the adapter, those of `ends` arrived; none without names."""
+        keys = list(job.keys)
         good = [keys[at] for at in sorted(ends)]
         result = JobResult(
             job.job_id,
@@ -239,7 +251,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         )
         self._count(_FAILED_LOADS if job.is_promotion else _FAILED_STORES, len(keys) - len(good))
         stored = [] if job.is_promotion else good
-        failed = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
+        failed = [key for at, key in enumerate(named) if at not in set(ends)] if job.is_promotion else []
         self._ended.put((result, stored, failed))
         with self._idle:
             self._running = max(0, self._running - 1)
@@ -255,6 +267,20 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
         return self._tier.have(keys)
+
+
+def _adapter_of(req_context: ReqContext) -> RequestAdapter | None:
+    return (req_context.kv_transfer_params or {}).get(RequestAdapter.PARAMETER)
+
+
+def _named(job: TransferJob) -> list[OffloadKey]:
+    """Return a job's keys with the digest of the request's adapter; none for an adapter without a name."""
+    adapter = _adapter_of(job.req_context)
+    try:
+        name = adapter.current_name() if adapter is not None else b""
+    except Unnamed:
+        name = None
+    return [OffloadKey(key + name) for key in job.keys] if name is not None else []
 
 
 def _owner(spec: Any, settings: TierSettings) -> Owner:
