@@ -27,7 +27,7 @@ def _entry(name: str, content: str = "") -> ImageEntry:
 
 
 def _desk(client: redis.Redis, evict: Any, clock: Any, quotas: Any = None) -> ImageDesk:
-    """Return a desk that has no decoders."""
+    """Return a desk without decoders."""
     decodes = RunningDecodes(client, lasts_ms=60_000)
     return ImageDesk(
         catalogue=Images(client), decodes=decodes, theta=4, decoders=list, evict=evict, clock=clock, quotas=quotas

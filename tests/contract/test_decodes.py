@@ -251,8 +251,9 @@ class _Model:
         return min(equal, key=lambda at: self.depth(candidates[at])), False
 
 
-async def _history(client: redis.Redis, seed: int, steps: int = 120) -> None:
-    """A random history of requests by two orchestrators; each choice has to be the model's."""
+async def _differences(client: redis.Redis, seed: int, steps: int = 120) -> list[str]:
+    """Run a random history of requests by two orchestrators; return the choices that are not the model's."""
+    differences = []
     at_random = random.Random(seed)
     theta = at_random.randrange(4)
     model = _Model(theta)
@@ -266,24 +267,24 @@ async def _history(client: redis.Redis, seed: int, steps: int = 120) -> None:
         if model.running and at_random.random() < 0.45:
             ticket = at_random.choice(list(model.running))
             del model.running[ticket]
-            assert await desk.finish(ticket) and not await desk.finish(ticket)
+            if not await desk.finish(ticket) or await desk.finish(ticket):
+                differences.append(f"{ticket} was not ended once")
             continue
         record = bytes([seed, at_random.randrange(6)]).ljust(32)
         candidates = [candidate(node) for node in at_random.sample(nodes, at_random.randint(1, 5))]
         candidates = [one._replace(queued=at_random.randrange(3)) for one in candidates]
         choice: Choice = await desk.route(record, candidates, theta)
         expected, joined = model.route(record, candidates)
-        assert choice.owner == 0 and choice.is_joined == joined
-        if not joined:
-            assert choice.runner == expected
         running = [node for name, node in model.running.values() if name == record]
-        assert not joined or candidates[choice.runner].node_id in running
+        is_right = candidates[choice.runner].node_id in running if joined else choice.runner == expected
+        if choice.owner != 0 or choice.is_joined != joined or not is_right:
+            differences.append(f"{choice}, not {expected}")
         model.running[choice.ticket] = record, candidates[choice.runner].node_id
+    return differences
 
 
 async def test_choices_are_those_of_a_model_without_redis(any_redis: redis.Redis) -> None:
-    for seed in range(8):
-        await _history(any_redis, seed)
+    assert [await _differences(any_redis, seed) for seed in range(8)] == [[]] * 8
 
 
 async def test_a_wrong_depth_is_seen_by_the_histories(
@@ -292,6 +293,4 @@ async def test_a_wrong_depth_is_seen_by_the_histories(
     part, old = scripts.part, "if other < least then"
     assert old in part("decodes_route")
     monkeypatch.setattr(scripts, "part", lambda name: part(name).replace(old, "if other <= least then"))
-    with pytest.raises(AssertionError):
-        for seed in range(8):
-            await _history(redis_client, seed)
+    assert any([await _differences(redis_client, seed) for seed in range(8)])

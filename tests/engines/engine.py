@@ -86,7 +86,7 @@ def kill_at_first_load(quire: Engine, cluster: LocalCluster) -> list[int]:
 def tiered_engine(
     model: Path, gateway: str, rows: int = 256, engine_settings: dict[str, Any] | None = None, **params: Any
 ) -> Iterator[Engine]:
-    """vLLM with a memory tier of so many chunks, and Quire under it."""
+    """Run vLLM with a memory tier of `rows` chunks, and Quire under it."""
     from vllm.config import KVTransferConfig
 
     tier = {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": gateway, **params}
@@ -102,12 +102,12 @@ def tiered_engine(
             "secondary_tiers": [tier],
         },
     )
-    with any_vllm(model, transfer, **(engine_settings or {})) as made:
+    with any_vllm(model, transfer, **(engine_settings or {})) as vllm_with_tier:
         try:
-            yield Engine(made.llm, {})
+            yield Engine(vllm_with_tier.llm, {})
         finally:
-            made.scheduler.shutdown()
-            made.worker.shutdown()
+            vllm_with_tier.scheduler.shutdown()
+            vllm_with_tier.worker.shutdown()
 
 
 def tier_of(tiered: Engine) -> Any:
@@ -115,7 +115,7 @@ def tier_of(tiered: Engine) -> Any:
 
 
 def settle(tiered: Engine) -> None:
-    """vLLM hears of the end of a store with its next step."""
+    """Wait for the stores, which vLLM takes note of in its next step."""
     tiered.tokens([9] * 5, 2)
     tier_of(tiered).drain_jobs()
     tiered.tokens([8] * 5, 2)

@@ -32,7 +32,7 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
 
     def on_new_request(self, request: Any) -> None:
-        """As vLLM's; the request's adapter is digested meanwhile."""
+        """Begin to digest the request's adapter, and hand the request to vLLM's tiers."""
         params = {**(request.kv_transfer_params or {})}
         params.pop(RequestAdapter.PARAMETER, None)  # a client's own
         if request.lora_request is not None:
@@ -42,7 +42,7 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         super().on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """As vLLM's; nothing of vLLM's memory tier is read for an adapter that changed under its name and path."""
+        """Return the tokens to load; none, also from vLLM's memory tier, for an adapter that changed under its path."""
         adapter = (request.kv_transfer_params or {}).get(RequestAdapter.PARAMETER)
         try:
             if adapter is not None and adapter.current_name() is None:
@@ -55,7 +55,7 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         return matched
 
     def shutdown(self) -> None:
-        """As vLLM's."""
+        """Stop vLLM's tiers, and the thread that digests adapters."""
         super().shutdown()
         if hasattr(self, "_digesting"):
             self._digesting.shutdown(wait=False, cancel_futures=True)
