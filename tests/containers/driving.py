@@ -37,7 +37,7 @@ def until_members(condition: Callable[[], object], log: Callable[[], str]) -> No
 
 def demo(folder: Path, log: Callable[[], str]) -> str:
     """KV out of this machine's memory into the containers and back, images put and got; what it prints."""
-    command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "demo", "--endpoint", GATEWAY]
+    command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "demo", "--gateway", GATEWAY]
     environment = {**os.environ, "UCX_TCP_BRIDGE_ENABLE": "y"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False

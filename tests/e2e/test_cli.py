@@ -181,17 +181,17 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) -> None:
-    """`quire demo --endpoint`, twice: the second must not stumble over what the first stored."""
+    """`quire demo --gateway`, twice: the second must not stumble over what the first stored."""
     for _ in range(2):
-        done = quire("demo", "--folder", str(tmp_path), "--endpoint", cluster.gateway_address, timeout_s=110)
+        done = quire("demo", "--folder", str(tmp_path), "--gateway", cluster.gateway_address, timeout_s=110)
         assert done.returncode == 0, done.stdout + done.stderr
     text = tmp_path / "prompt.txt"
     from quire_tools.cli.demos.kv import demo_prompts
 
     text.write_bytes(bytes(demo_prompts()[0][0].tolist()))
     arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]
-    found = quire("lookup", *arguments)
-    told = json.loads(quire("lookup", *arguments, "--json").stdout)
+    found = quire("cache", "lookup", *arguments)
+    told = json.loads(quire("cache", "lookup", *arguments, "--json").stdout)
     assert told["matched_chunks"] > 0 and told["ranges"][0]["node_id"].startswith("storage-")
     assert "3184 of 3184 tokens" in found.stdout, found.stdout + found.stderr
 
@@ -211,7 +211,9 @@ def test_a_prefix_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     asyncio.run(stored())
 
     def said(command: str, *arguments: str) -> str:
-        done = quire(command, str(text), "--namespace", str(file), "--gateway", cluster.gateway_address, *arguments)
+        done = quire(
+            "cache", command, str(text), "--namespace", str(file), "--gateway", cluster.gateway_address, *arguments
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -222,7 +224,7 @@ def test_a_prefix_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     said("retain", "--hours", "0")
     assert "7 of 10 chunks" in said("drop", "--keep-chunks", "3")
     assert "48 of 160 tokens" in said("lookup")
-    bad = quire("lookup", str(text), "--namespace", str(text), "--gateway", cluster.gateway_address)
+    bad = quire("cache", "lookup", str(text), "--namespace", str(text), "--gateway", cluster.gateway_address)
     assert bad.returncode == 1 and "InvalidRequest" in bad.stderr
 
 

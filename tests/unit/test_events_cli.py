@@ -1,4 +1,4 @@
-"""`quire events --zmq` tells all tenants' keys: to this host alone, unless it knows who listens."""
+"""`quire cache events --zmq` tells all tenants' keys: to this host alone, unless it knows who listens."""
 
 from __future__ import annotations
 

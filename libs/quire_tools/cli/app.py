@@ -14,32 +14,29 @@ from rich.markup import escape
 from quire import __version__
 from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError
 from quire_tools.cli.bench_app import GROUPS, load_commands
+from quire_tools.cli.cache_app import cache_app
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
-from quire_tools.cli.options import Json, Plot, numbers, salt_of
+from quire_tools.cli.options import FOLDER, Admin, AsJson, Folder, Gateway, Json, Plot, numbers, salt_of
 from quire_tools.cli.policies import policy_app, tenant_app
 
 _ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
+_RUN, _WATCH, _OPERATE = "Run a cluster", "Watch it", "Operate it"
+_CONTENTS, _MEASURE = "What it stores", "Plan and measure"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
+app.add_typer(cache_app, name="cache", rich_help_panel=_CONTENTS)
+app.add_typer(images_app, name="images", rich_help_panel=_CONTENTS)
+app.add_typer(keys_app, name="keys", rich_help_panel=_OPERATE)
+app.add_typer(policy_app, name="policy", rich_help_panel=_OPERATE)
+app.add_typer(tenant_app, name="tenant", rich_help_panel=_OPERATE)
 for name, group_app in GROUPS.items():
-    app.add_typer(group_app, name=name)
-app.add_typer(images_app, name="images")
-app.add_typer(keys_app, name="keys")
-app.add_typer(policy_app, name="policy")
-app.add_typer(tenant_app, name="tenant")
+    app.add_typer(group_app, name=name, rich_help_panel=_MEASURE)
 
 
-Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
-Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
-Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
-TextFile = Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")]
-NamespaceFile = Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")]
-AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
-_FOLDER = Path("quire-data")
 _ENGINE = "URL[,host=NAME][,events=tcp://HOST:PORT]: an engine, its machine, its KV events; can be repeated"
 
 
-@app.command()
+@app.command(rich_help_panel=_RUN)
 def version(as_json: AsJson = False) -> None:
     """Version of Quire and of the UCX in use."""
     about = {"quire": __version__, "ucx": "", "ucx_path": "", "ucx_origin": ""}
@@ -56,9 +53,9 @@ def version(as_json: AsJson = False) -> None:
         print(f"quire {__version__}, UCX {ucx} from {library.path} ({library.origin})")
 
 
-@app.command()
+@app.command(rich_help_panel=_RUN)
 def up(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     storage_nodes: Annotated[int, typer.Option(help="storage services")] = 1,
     arena_mib: Annotated[int, typer.Option(help="memory of each storage node for chunks, MiB")] = 1024,
     drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB, taken at once")] = 4096,
@@ -95,7 +92,7 @@ def up(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_RUN)
 def certs(
     folder: Annotated[Path, typer.Argument(help="where they go; an authority that is there is kept")] = Path("certs"),
     host: Annotated[list[str] | None, typer.Option(help="name or address under which clients reach a gateway")] = None,
@@ -117,9 +114,9 @@ def certs(
     print(f"QUIRE_CLIENT_CERT={operator.cert}\nQUIRE_CLIENT_KEY={operator.key}")
 
 
-@app.command()
+@app.command(rich_help_panel=_WATCH)
 def status(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     admin: Admin = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="every figure of every member, too")] = False,
@@ -131,9 +128,9 @@ def status(
     show(folder, gateway, admin, verbose=verbose, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_WATCH)
 def health(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     admin: Admin = "",
     timeout_s: Annotated[float, typer.Option(help="seconds within which the cluster has to answer", min=0.1)] = 2.0,
@@ -145,7 +142,72 @@ def health(
     raise typer.Exit(show(folder, gateway, admin, timeout_s, as_json=as_json).value)
 
 
-@app.command()
+@app.command("support-bundle", rich_help_panel=_WATCH)
+def support_bundle(
+    file: Annotated[
+        Path | None, typer.Argument(help="where it goes (.tar.gz); if not given, a name with the time, here")
+    ] = None,
+    folder: Folder = FOLDER,
+    gateway: Gateway = "",
+    admin: Admin = "",
+    timeout_s: Annotated[float, typer.Option(help="seconds within which the cluster has to answer", min=0.1)] = 5.0,
+) -> None:
+    """Write one file for a report: health, status, machine; of a cluster here also settings and logs. No secrets."""
+    from quire_tools.cli.support import support_bundle as write
+
+    write(file, folder, gateway, admin, timeout_s)
+
+
+Storage = Annotated[str, typer.Argument(help="name of a storage node, as `quire status` shows it")]
+StalledS = Annotated[
+    float, typer.Option(help="give up when no chunk was copied for so many seconds; the cluster goes on", min=1.0)
+]
+
+
+@app.command(rich_help_panel=_OPERATE)
+def drain(
+    node: Storage,
+    undo: Annotated[bool, typer.Option("--undo", help="it takes stores again, also if it was decommissioned")] = False,
+    wait: Annotated[bool, typer.Option(help="wait until others have all of its chunks, with progress")] = True,
+    stalled_s: StalledS = 300.0,
+    folder: Folder = FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Copy a storage node's chunks to other nodes, while it is read from. Again: continue watching."""
+    from quire_tools.cli import storage_nodes
+
+    if undo:
+        storage_nodes.undo(folder, admin, node)
+    else:
+        storage_nodes.drain(folder, admin, node, wait=wait, stalled_s=stalled_s)
+
+
+@app.command(rich_help_panel=_OPERATE)
+def decommission(
+    node: Storage,
+    lose_chunks: Annotated[
+        bool, typer.Option("--lose-chunks", help="do not wait: give up what no other node has; for a node that is gone")
+    ] = False,
+    stalled_s: StalledS = 300.0,
+    folder: Folder = FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Drain a storage node, then take it out of use: once this has ended, it can be stopped for good."""
+    from quire_tools.cli import storage_nodes
+
+    storage_nodes.decommission(folder, admin, node, lose_chunks=lose_chunks, stalled_s=stalled_s)
+
+
+@app.command("safe-to-remove", rich_help_panel=_OPERATE)
+def safe_to_remove(node: Storage, folder: Folder = FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
+    """Whether a storage node can be stopped for good, without losing a chunk. Status 1 if not, with the reason."""
+    from quire_tools.cli import storage_nodes
+
+    if not storage_nodes.is_safe_to_remove(folder, admin, node, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=_RUN)
 def router(
     engine: Annotated[list[str] | None, typer.Option(help=_ENGINE)] = None,
     prefill: Annotated[list[str] | None, typer.Option(help="an engine that computes prompts for --decode")] = None,
@@ -188,15 +250,15 @@ def router(
     )
 
 
-@app.command()
-def page(folder: Folder = _FOLDER) -> None:
+@app.command(rich_help_panel=_WATCH)
+def page(folder: Folder = FOLDER) -> None:
     """The address, user and password of the web page; with QUIRE_CLUSTER_SECRET the password alone."""
     from quire_tools.cli import cluster as cluster_commands
 
     cluster_commands.page(folder)
 
 
-@app.command()
+@app.command(rich_help_panel=_RUN)
 def doctor(
     drives: Annotated[list[Path] | None, typer.Option(help="a folder that is to hold chunks; can be repeated")] = None,
     redis: Annotated[str, typer.Option(envvar="QUIRE_REDIS_URL", help="Redis to look at; empty for none")] = "",
@@ -212,9 +274,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=_WATCH)
 def top(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     admin: Admin = "",
     interval_s: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
@@ -226,12 +288,12 @@ def top(
     show(folder, gateway, admin, interval_s, rounds)
 
 
-@app.command()
+@app.command(rich_help_panel=_WATCH)
 def trace(
     trace_id: Annotated[
         str, typer.Argument(metavar="[ID]", help="a trace, or how its id begins; none: the latest")
     ] = "",
-    folder: Annotated[Path, typer.Option(help="with spans: QUIRE_TRACE_FOLDER")] = _FOLDER / "traces",
+    folder: Annotated[Path, typer.Option(help="with spans: QUIRE_TRACE_FOLDER")] = FOLDER / "traces",
     admin: Annotated[
         str,
         typer.Option(help="a cluster's admin frontend instead, by QUIRE_CLUSTER_SECRET: what QUIRE_TRACE_RECENT keeps"),
@@ -246,85 +308,7 @@ def trace(
     traces.show(trace_, trace_id, limit, as_json=as_json)
 
 
-@app.command()
-def lookup(
-    file: TextFile,
-    namespace: NamespaceFile,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-    as_json: AsJson = False,
-) -> None:
-    """How much of a text's prefix is cached, and where. No side effect."""
-    from quire_tools.cli import cluster as cluster_commands
-
-    cluster_commands.lookup(file, namespace, cluster_commands.gateway_of(folder, gateway), as_json=as_json)
-
-
-@app.command()
-def retain(
-    file: TextFile,
-    namespace: NamespaceFile,
-    hours: Annotated[float, typer.Option(help="for how long; 0: no longer")] = 24.0,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-) -> None:
-    """Keep the stored part of a text's prefix from being evicted."""
-    from quire_tools.cli import cluster as cluster_commands
-    from quire_tools.cli import prefixes
-
-    prefixes.retain(file, namespace, hours, cluster_commands.gateway_of(folder, gateway))
-
-
-@app.command()
-def prefetch(
-    file: TextFile,
-    namespace: NamespaceFile,
-    within_s: Annotated[float, typer.Option(help="when it is wanted; 0: at once")] = 0.0,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-) -> None:
-    """Bring the stored part of a text's prefix into memory."""
-    from quire_tools.cli import cluster as cluster_commands
-    from quire_tools.cli import prefixes
-
-    prefixes.prefetch(file, namespace, within_s, cluster_commands.gateway_of(folder, gateway))
-
-
-@app.command()
-def drop(
-    file: TextFile,
-    namespace: NamespaceFile,
-    keep_chunks: Annotated[int, typer.Option(help="from the start, which stay")] = 0,
-    keep_objects: Annotated[bool, typer.Option(help="from memory and drives only, what the object tier has")] = False,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-) -> None:
-    """Drop the stored part of a text's prefix, from its end, but for chunks that others extend, lease or retain."""
-    from quire_tools.cli import cluster as cluster_commands
-    from quire_tools.cli import prefixes
-
-    prefixes.drop(file, namespace, keep_chunks, keep_objects, cluster_commands.gateway_of(folder, gateway))
-
-
-@app.command()
-def events(
-    after: Annotated[str, typer.Option(help="go on behind this cursor; from now on without")] = "",
-    zmq: Annotated[str, typer.Option(help="publish them as vLLM's KV events there, e.g. tcp://127.0.0.1:5557")] = "",
-    topic: Annotated[str, typer.Option(help="with --zmq: the topic")] = "",
-    curve: Annotated[
-        Path | None,
-        typer.Option(help="with --zmq beyond this host: folder with server.key_secret and clients/*.key (ZMQ's CURVE)"),
-    ] = None,
-    folder: Folder = _FOLDER,
-    admin: Admin = "",
-) -> None:
-    """Chunks as they come and go, one JSON a line, until Ctrl-C."""
-    from quire_tools.cli.views.events import follow
-
-    follow(folder, admin, after, zmq, topic, curve)
-
-
-@app.command()
+@app.command(rich_help_panel=_MEASURE)
 def profile(
     out: Annotated[Path, typer.Option(help="file to write (JSON); put it into QUIRE_PROFILES")],
     model: Annotated[str, typer.Option(help="folder or name of a transformers model; empty for the demo's")] = "",
@@ -348,9 +332,9 @@ def profile(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_MEASURE)
 def calibrate(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     model: Annotated[str, typer.Option(help="of the compute profile")] = "Llama-3.1-8B",
     device: Annotated[str, typer.Option(help="of the compute profile")] = "a100-80gb",
@@ -392,18 +376,21 @@ def calibrate(
     report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
 
 
-@app.command()
+@app.command(rich_help_panel=_RUN)
 def demo(
     folder: Annotated[Path, typer.Option(help="where the trace and the picture go")] = Path("quire-demo"),
-    gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
+    gateway: Annotated[str, typer.Option(help="host:port of a running cluster's gateway; empty: start a new one")] = "",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="seconds in which a process may do nothing, or a request may take", min=1)
+    ] = 60.0,
 ) -> None:
     """A real model reuses a prefix that another process computed; then a storage node dies."""
     from quire_tools.cli.demos.kv import Demo
 
-    Demo(folder, gateway).run()
+    Demo(folder, gateway, timeout_s=timeout_s).run()
 
 
-@app.command("demo-vllm")
+@app.command("demo-vllm", rich_help_panel=_RUN)
 def demo_vllm(
     folder: Annotated[Path, typer.Option(help="where the model and the logs go")] = Path("quire-demo-vllm"),
 ) -> None:

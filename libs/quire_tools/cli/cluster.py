@@ -1,4 +1,4 @@
-"""`quire up`, `quire lookup`."""
+"""`quire up`, `quire page`, `quire cache lookup`; and how commands reach a cluster."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 
 from quire.client import AdminClient, Client
 from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire.model.hashing import Namespace, block_keys
+from quire.model.health import Check
 from quire.model.nodes import Node
 from quire.wire.credentials import page_token
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
 from quire_server.config import value_of
+from quire_tools.cli.options import FOLDER
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
 
 console = Console()
-_FOLDER: Final = Path("quire-data")
 _OF_DECODERS: Final = ("diffusers", "imagecodecs", "PIL", "safetensors", "torch")
 """Packages without which a decoder does not start."""
 
@@ -44,7 +45,7 @@ def up(cluster: LocalCluster) -> None:
         console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {cluster.folder}; Ctrl-C stops it")
         for line in moved(cluster):
             console.print(line)
-        where = "" if cluster.folder == _FOLDER else f" --folder {cluster.folder}"
+        where = "" if cluster.folder == FOLDER else f" --folder {cluster.folder}"
         console.print(
             f"the cluster as a page: http://{cluster.page_address}/ (`quire page{where}` prints user and password)",
             soft_wrap=True,
@@ -72,11 +73,11 @@ def moved(cluster: LocalCluster) -> list[str]:
 
 def _next(cluster: LocalCluster) -> list[tuple[str, str]]:
     """Return example commands, to be pasted into another terminal."""
-    where = "" if cluster.folder == _FOLDER else f" --folder {cluster.folder}"
+    where = "" if cluster.folder == FOLDER else f" --folder {cluster.folder}"
     return [
         (f"quire status{where}", "who is there, and what they hold"),
         (f"quire top{where}", "the cluster as it works"),
-        (f"quire demo --endpoint {cluster.gateway_address}", "a model reuses what another process computed"),
+        (f"quire demo --gateway {cluster.gateway_address}", "a model reuses what another process computed"),
         (f"curl http://{cluster.http_address}/v1/images", "the images that are stored"),
     ]
 
@@ -154,21 +155,26 @@ def gateway_of(folder: Path, gateway: str) -> str:
     return gateway or str(read_state(folder)["gateway"])
 
 
+class Look(NamedTuple):
+    """Access to a cluster: its members, and the checks that it fails."""
+
+    members: Callable[[], Sequence[Node]]
+    health: Callable[[], Sequence[Check]]
+
+
 @contextlib.contextmanager
-def looking(
-    folder: Path, gateway: str, admin: str, *, timeout_s: float = 10.0
-) -> Iterator[Callable[[], Sequence[Node]]]:
-    """How to ask for the members: `gateway` as a client, else as an operator. Raises `InvalidRequest` for both."""
+def looking(folder: Path, gateway: str, admin: str, *, timeout_s: float = 10.0) -> Iterator[Look]:
+    """Reach a cluster by `gateway` as a client, else as an operator. Raises `InvalidRequest` for both."""
     if gateway and admin:
         raise InvalidRequest("give one of --gateway and --admin", field="admin")
     if gateway:
         with Client(gateway, timeout_s=timeout_s) as client:
-            yield client.status
+            yield Look(lambda: client.status(with_away=True), client.health)
         return
     with asyncio.Runner() as runner:
         operator = _operator(folder, admin, timeout_s)
         try:
-            yield lambda: runner.run(operator.status())
+            yield Look(lambda: runner.run(operator.status(with_away=True)), lambda: runner.run(operator.health()))
         finally:
             runner.run(operator.close())
 

@@ -9,12 +9,9 @@ from typing import Annotated
 import typer
 
 from quire.model.fitting import Fit
+from quire_tools.cli.options import FOLDER, AsJson, Folder, Gateway
 
 images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
-Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
-Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
-AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
-_FOLDER = Path("quire-data")
 
 
 @images_app.command("put")
@@ -33,7 +30,7 @@ def images_put(
     provenance: Annotated[
         str, typer.Option(help="JSON of C2PA assertions that every image of it is signed with, or `generated`")
     ] = "",
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +58,7 @@ def images_sign(
 
 @images_app.command("vaes")
 def images_vaes(
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +77,7 @@ def images_get(
     width: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
     height: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
     fit: Annotated[Fit, typer.Option(help="the whole image within the box, or the box full of it")] = Fit.CONTAIN,
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
 ) -> None:
     """Have an image decoded and encoded."""
@@ -101,7 +98,7 @@ def images_get(
 @images_app.command("ls")
 def images_ls(
     prefix: Annotated[str, typer.Option(help="only ids that begin with it")] = "",
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     gateway: Gateway = "",
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +111,7 @@ def images_ls(
 
 @images_app.command("rm")
 def images_rm(
-    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
+    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = FOLDER, gateway: Gateway = ""
 ) -> None:
     """Forget an image."""
     from quire_tools.cli import cluster as cluster_commands

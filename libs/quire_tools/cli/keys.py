@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.model.errors import InvalidRequest
+from quire_tools.cli.options import FOLDER, AsJson, Folder
 
 if TYPE_CHECKING:
     from quire_server.redis import AccessKeys
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 console = Console()
 keys_app = typer.Typer(no_args_is_help=True, help="Access keys for the frontends.")
-AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
-_FOLDER = Path("quire-data")
-Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
 _GRANT_HELP = "TENANT/BUCKET:read|write|admin, or TENANT/BUCKET/PREFIX:..."
 
 
@@ -37,7 +35,7 @@ def create(
     read_only: Annotated[bool, typer.Option("--read-only", help="own buckets too are only read")] = False,
     rdma: Annotated[bool, typer.Option("--rdma", help="may name memory for RDMA; only for clients you trust")] = False,
     days: Annotated[float, typer.Option(help="until the key expires; 0: never", min=0)] = 0.0,
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
@@ -57,7 +55,7 @@ def create(
 @keys_app.command()
 def rotate(
     name: Annotated[str, typer.Argument(help="name of the key")],
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Give a key another secret; the one before is worth nothing from then on."""
@@ -80,7 +78,7 @@ def _print_key(key: AccessKey, secret: str, salt: str, *, as_json: bool) -> None
 def add_grant(
     name: Annotated[str, typer.Argument(help="name of the key")],
     grant: Annotated[str, typer.Argument(help=_GRANT_HELP)],
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
 ) -> None:
     """Let a key do something in another tenant's bucket, in quire/quire-kv/NAMESPACE/ or in quire/quire-latents."""
     key = _run(
@@ -107,7 +105,7 @@ def namespace(
 @keys_app.command()
 def rm(
     name: Annotated[str, typer.Argument(help="name of the key")],
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
 ) -> None:
     """Delete a key."""
     existed = _run(folder, lambda keys: keys.delete(name), "DeleteKey", lambda existed: name if existed else "")
@@ -115,7 +113,7 @@ def rm(
 
 
 @keys_app.command()
-def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
+def ls(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """List the keys, without secrets."""
     keys_ = _run(folder, lambda keys: keys.all())
     if as_json:

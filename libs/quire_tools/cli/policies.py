@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.model.errors import InvalidRequest
+from quire_tools.cli.options import FOLDER, Admin, AsJson, Folder
 
 if TYPE_CHECKING:
     from quire.client import AdminClient
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 console = Console()
 policy_app = typer.Typer(no_args_is_help=True, help="What namespaces may take up, and for how long.")
 tenant_app = typer.Typer(no_args_is_help=True, help="What tenants get of contended links, and may have stored.")
-Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
-Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
-AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
-_FOLDER = Path("quire-data")
 _MIB = 1 << 20
 
 
@@ -34,7 +31,7 @@ def set_policy(
     quota_mib: Annotated[
         int | None, typer.Option(help="what its chunks may take up in the cluster; 0: no limit", min=0)
     ] = None,
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     admin: Admin = "",
 ) -> None:
     """Set a namespace's policy. Omitted limits stay unchanged; without limits the policy is forgotten."""
@@ -51,7 +48,7 @@ def set_policy(
 
 
 @policy_app.command("ls")
-def list_policies(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
+def list_policies(folder: Folder = FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Policies that are set, by the first 16 bytes of the namespaces' digests."""
     namespaces = _found(folder, admin).namespaces
     if as_json:
@@ -78,7 +75,7 @@ def set_tenant(
     stored_mib: Annotated[
         int | None, typer.Option(help="what it may have stored: S3 objects, images and chunks; 0: no limit", min=0)
     ] = None,
-    folder: Folder = _FOLDER,
+    folder: Folder = FOLDER,
     admin: Admin = "",
 ) -> None:
     """Set a tenant's policy. Omitted limits stay unchanged."""
@@ -105,7 +102,7 @@ def set_tenant(
 
 
 @tenant_app.command("ls")
-def list_tenants(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
+def list_tenants(folder: Folder = FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Tenants for which something is set, by the digest of their salts, and what limited ones keep."""
     tenants = _found(folder, admin).tenants
     if as_json:

@@ -1,4 +1,4 @@
-"""`quire retain`, `prefetch` and `drop`: the future of a prefix."""
+"""`quire cache retain`, `prefetch` and `drop`: the future of a prefix."""
 
 from __future__ import annotations
 

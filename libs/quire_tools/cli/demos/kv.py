@@ -27,6 +27,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import quire.model
 from quire.client import Client
 from quire.integrations.transformers import Prefill, PrefixCache
+from quire.model.errors import DeadlineExceeded, Unavailable
 from quire.model.hashing import block_keys
 from quire.telemetry import tracer
 from quire.transport import OFF
@@ -34,6 +35,7 @@ from quire_server.telemetry import configure
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.cli.views import timeline
 from quire_tools.local import LocalCluster
+from quire_tools.local.patience import Patience
 from quire_tools.spans import lines_of, read_traces
 
 _PREFIX_TOKENS: Final = 3000
@@ -81,6 +83,7 @@ def compute_first_prompt(gateway: str, salt: str) -> None:
         )
 
 
+_LOOK_S: Final = 0.1
 _ABOUT: Final = (
     "A model answers a prompt whose first 3,000 tokens another process has computed; a storage node is killed in the "
     "middle of a delivery; six pictures come back from their latents."
@@ -96,11 +99,15 @@ class _Request(NamedTuple):
 
 
 class Demo:
-    """The whole demonstration. `gateway`: a running cluster; empty starts one of its own, which can be hurt."""
+    """The whole demonstration. `gateway`: a running cluster; empty starts one of its own, which can be hurt.
 
-    def __init__(self, folder: Path, gateway: str) -> None:
+    `timeout_s`: time in which a process that is waited for may do nothing, and limit of a request.
+    """
+
+    def __init__(self, folder: Path, gateway: str, *, timeout_s: float = 60.0) -> None:
         self._folder = folder
         self._gateway = gateway
+        self._timeout_s = timeout_s
         self._summary: list[tuple[str, str]] = []
         # A namespace of its own for each run: one that ran before must not have left the answer in the store.
         self._salt = os.urandom(16)
@@ -128,7 +135,7 @@ class Demo:
             settings=settings,
         )
         with _step("starting the cluster: redis, orchestrator, gateway, scheduler, decoder, 2 × storage"):
-            cluster.start()
+            cluster.start(self._timeout_s)
         try:
             self._tell(cluster.gateway_address, cluster)
         finally:
@@ -155,7 +162,7 @@ class Demo:
             producer = self._produce(gateway)
         computed = _PREFIX_TOKENS + _SUFFIX_TOKENS - producer["reused"]
         console.print(f"  {computed} tokens in {producer['ttft_s']:.2f} s; {producer['stored']} chunks stored")
-        with Client(gateway) as client:
+        with Client(gateway, timeout_s=self._timeout_s) as client:
             model, (first, second) = demo_model(), demo_prompts()
             cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
             write_namespace(self._folder / "namespace.json", cache.namespace)
@@ -186,10 +193,23 @@ class Demo:
             "-c",
             f"from quire_tools.cli.demos.kv import compute_first_prompt as go; go({gateway!r}, {self._salt.hex()!r})",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        if done.returncode != 0:
-            raise SystemExit(f"the producer failed:\n{done.stderr[-2000:]}")
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        log = self._folder / "producer.log"
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as made,
+        ):
+            patience = Patience(self._timeout_s, made.pid)
+            while made.poll() is None and not patience.is_over:
+                time.sleep(_LOOK_S)
+            if made.poll() is None:
+                made.kill()
+                limit = f"the limit is {self._timeout_s:g} s in which it does nothing (--timeout)"
+                raise DeadlineExceeded(f"the producer is not done after {patience.waited_s:.0f} s; {limit}; see {log}")
+            assert made.stdout is not None, "it is a pipe"
+            lines = made.stdout.read().splitlines()
+        if made.returncode != 0:
+            raise Unavailable(f"the producer ended with status {made.returncode}; see {log}")
+        answer: dict[str, Any] = json.loads(lines[-1])
         return answer
 
     def _reuse(self, cache: PrefixCache, model: Any, first: torch.Tensor, second: torch.Tensor) -> _Request:
@@ -269,8 +289,12 @@ def _trace_into(folder: Path) -> None:
 
 @contextmanager
 def _step(text: str) -> Iterator[None]:
-    """A line with a spinner while it happens and a time when it is done."""
+    """A line with a spinner while it happens; then whether it succeeded, and how long it took."""
     started = time.monotonic()
-    with console.status(text):
-        yield
+    try:
+        with console.status(text):
+            yield
+    except BaseException:
+        console.print(f"[red]✗[/] {text} ({time.monotonic() - started:.1f} s)")
+        raise
     console.print(f"[green]✓[/] {text} ({time.monotonic() - started:.1f} s)")

@@ -1,4 +1,4 @@
-"""`quire events`: chunks as they come and go, as JSON, or published as vLLM's KV events."""
+"""`quire cache events`: chunks as they come and go, as JSON, or published as vLLM's KV events."""
 
 from __future__ import annotations
 
