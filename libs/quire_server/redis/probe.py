@@ -1,4 +1,4 @@
-"""How long Redis takes to answer, once a second."""
+"""How long Redis takes to answer, once a second, without the time by which this process is late itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from quire.telemetry import background, counter, meter, names
 from quire_server import tasks
 from quire_server.readiness import readiness
 from quire_server.redis.connection import metadata_errors
+from quire_server.telemetry.loop_lag import lateness
 
 _EACH_S: Final = 1.0
 _REDIS: Final = "Redis"
@@ -44,11 +45,14 @@ class RedisProbe:
     async def _run(self) -> None:
         answered = False
         while True:
-            began_s = time.perf_counter()
+            await asyncio.sleep(0)  # a tick that is due is counted first
+            began_s, late_s = time.perf_counter(), lateness.total_s
             try:
                 async with metadata_errors():
                     await cast(Awaitable[Any], self._client.ping())
-                self._round_trip.record(time.perf_counter() - began_s)
+                took_s = time.perf_counter() - began_s
+                await asyncio.sleep(0)  # a tick that was due meanwhile is counted first
+                self._round_trip.record(max(0.0, took_s - (lateness.total_s - late_s)))
                 answered = True
                 readiness.reached(_REDIS)
             except QuireError as error:

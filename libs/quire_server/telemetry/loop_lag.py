@@ -13,6 +13,17 @@ _TICK_S: Final = 0.02
 _TICKS_MAX: Final = 1000
 
 
+class Lateness:
+    """How late this process' loop ran. `total_s`: seconds in which a callback that was due did not run, added up."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+
+
+lateness = Lateness()
+"""Of this process. What is timed on the loop subtracts what was added meanwhile: it is no delay of others."""
+
+
 @contextlib.asynccontextmanager
 async def loop_lag() -> AsyncIterator[None]:
     """Measure it while the block runs."""
@@ -39,7 +50,9 @@ class _Ticks:
         self._timer = self._loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
-        for late_s in samples(max(0.0, self._loop.time() - self._due_s)):
+        behind_s = max(0.0, self._loop.time() - self._due_s)
+        lateness.total_s += behind_s
+        for late_s in samples(behind_s):
             self._record(late_s)
         self._begin()
 
