@@ -20,6 +20,7 @@ import uvloop
 
 from quire import PROTOCOL_VERSION, __version__
 from quire.model.errors import ConfigInvalid, QuireError
+from quire.model.health import CERTIFICATE_DAYS
 from quire.model.nodes import Node
 from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
@@ -33,7 +34,7 @@ from quire_server.membership.heartbeat import ClusterNews, Heartbeat
 from quire_server.membership.membership_log import KnownNodes
 from quire_server.preflight import preflight
 from quire_server.telemetry import configure, keep_spans, publish
-from quire_server.telemetry.build_info import publish_build, publish_expiry
+from quire_server.telemetry.build_info import CertificateLife, publish_build, publish_expiry
 from quire_server.telemetry.loop_lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
 from quire_server.telemetry.setup import repeats
@@ -158,6 +159,8 @@ class MemberSettings(Protocol):
     def stop_grace_s(self) -> float: ...
     @property
     def drain_s(self) -> float: ...
+    @property
+    def certificates(self) -> list[str]: ...
 
 
 async def serve_member(
@@ -179,6 +182,7 @@ async def serve_member(
     this service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls
     others. Heartbeat responses update `roster`, the storage nodes, and `clock`.
     """
+    describe = _with_certificates(describe, CertificateLife(config.certificates))
     publish(lambda: describe().all_stats)
     address, secret, grace_s = config.orchestrator_address, config.secrets[0], config.stop_grace_s
     heartbeat = Heartbeat(channels, address, describe, on_news, roster, secret=secret, clock=clock)
@@ -194,6 +198,16 @@ async def serve_member(
     for close in last:
         await close()
     await channels.close()
+
+
+def _with_certificates(describe: Callable[[], Node], life: CertificateLife) -> Callable[[], Node]:
+    """Add to a member's description for how long its certificates are good."""
+
+    def described() -> Node:
+        node, days = describe(), life.days
+        return node if days is None else dataclasses.replace(node, stats={**node.stats, CERTIFICATE_DAYS: days})
+
+    return described
 
 
 async def until_stopped(stop_within_s: float, **about: str) -> None:

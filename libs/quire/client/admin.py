@@ -1,4 +1,4 @@
-"""Client of the admin frontend, for operators: policies of namespaces and tenants, the threshold Θ, cache events."""
+"""Client of the admin frontend, for operators: policies, the threshold Θ, removal of storage nodes, cache events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Final
 
+from quire.client import status
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
-from quire.model.nodes import MemberSpans, Node
+from quire.model.health import Check
+from quire.model.nodes import MemberSpans, Node, Removal
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, heard, stream
@@ -19,6 +21,8 @@ from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 
+_COUNT_S_MAX: Final = 60.0
+"""For how long an orchestrator may look through the whole index."""
 _SILENCE_S: Final = 20.0
 """A gateway says every few seconds that it is there."""
 
@@ -47,10 +51,16 @@ class AdminClient:
         """Close the connection."""
         await self._channels.close()
 
-    async def status(self) -> Sequence[Node]:
-        """Return the members of the cluster, with the work of each for each tenant."""
-        response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
-        return [convert.node_from(node) for node in response.nodes]
+    async def status(self, *, with_away: bool = False) -> Sequence[Node]:
+        """Return the members of the cluster, with the work of each for each tenant.
+
+        `with_away`: and storage nodes that are expected, but not alive.
+        """
+        return await status.members(self._stub.Status, self._timeout_s, with_away=with_away)
+
+    async def health(self) -> Sequence[Check]:
+        """Return the checks that the cluster fails, the worst first."""
+        return await status.failed_checks(self._stub.Status, self._timeout_s)
 
     async def set_policy(
         self, namespace: Namespace, *, ttl_s: int | None = None, quota_bytes: int | None = None
@@ -90,6 +100,29 @@ class AdminClient:
     async def policies(self) -> PolicyList:
         """Return the policies of namespaces and tenants, and the bytes that limited tenants have stored."""
         return policies_from(await call(self._stub.ListPolicies, pb.ListPoliciesRequest(), timeout_s=self._timeout_s))
+
+    async def set_draining(self, node_id: str, *, draining: bool = True) -> None:
+        """Have a storage node's chunks copied to others, or end that: it takes stores again, also if decommissioned.
+
+        Raises `InvalidRequest` for a node that is not expected, `ConditionFailed` if no other could take its chunks.
+        """
+        request = pb.SetDrainingRequest(node_id=node_id, draining=draining)
+        await call(self._stub.SetDraining, request, timeout_s=self._timeout_s)
+
+    async def decommission(self, node_id: str, *, lose_chunks: bool = False) -> None:
+        """Take a drained storage node out of use: once it has stopped, it is no longer expected.
+
+        `lose_chunks`: also one with chunks that no other node has. Raises `InvalidRequest` for a node that is not
+        expected, `ConditionFailed` while chunks would be lost.
+        """
+        request = pb.DecommissionRequest(node_id=node_id, lose_chunks=lose_chunks)
+        await call(self._stub.Decommission, request, timeout_s=max(self._timeout_s, _COUNT_S_MAX))
+
+    async def check_removal(self, node_id: str) -> Removal:
+        """Return what would be lost with a storage node. Raises `InvalidRequest` for one that is not expected."""
+        request = pb.CheckRemovalRequest(node_id=node_id)
+        answer = await call(self._stub.CheckRemoval, request, timeout_s=max(self._timeout_s, _COUNT_S_MAX))
+        return convert.removal_from(answer)
 
     async def watch(self, after: str = "") -> AsyncGenerator[EventPage, None]:
         """Chunks as they come and go, page by page, from now on or behind a cursor; the first page comes at once.

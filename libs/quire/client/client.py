@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from quire.client import status
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request
 from quire.client.memory.buffers import Buffer, Loan, check_registrable
@@ -25,6 +26,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import NodeUnavailable, QuireError, ResourceExhausted
 from quire.model.hashing import Namespace
+from quire.model.health import Check
 from quire.model.keys import ChunkKeys, check_keys, packed
 from quire.model.layout import KvLayout
 from quire.model.nodes import Location, Node
@@ -314,7 +316,7 @@ class AsyncClient:
             buffer=buffer,
             loan=loan,
             transport=self.transport,
-            on_quiesced=lambda: self._quiesced(transfer_id),
+            on_quiesced=lambda: self._transfers.pop(transfer_id, None),
             transfer_s=self._timeout_s,
         )
         return delivery
@@ -386,7 +388,7 @@ class AsyncClient:
             buffer=buffer,
             loan=loan,
             transport=self.transport,
-            on_quiesced=lambda: self._quiesced(transfer_id),
+            on_quiesced=lambda: self._transfers.pop(transfer_id, None),
             transfer_s=self._timeout_s,
             complete=request.source_complete,
             num_layers=layout.num_layers,
@@ -419,11 +421,9 @@ class AsyncClient:
         Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
         `DeadlineExceeded`.
         """
-        request = pb.EvictRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), keep_chunks=keep_chunks
-        )
-        response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
-        return int(response.evicted_chunks)
+        about = convert.namespace_to(namespace)
+        request = pb.EvictRequest(namespace=about, chunk_keys=packed(keys), keep_chunks=keep_chunks)
+        return int((await call(self._stub.Evict, request, timeout_s=self._timeout_s)).evicted_chunks)
 
     async def demote(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         """Have nodes give up chunks that the object tier has, but for the first `keep_chunks`; they can still be read.
@@ -431,9 +431,8 @@ class AsyncClient:
         Leases keep copies where they are; other prefixes and levels below `object` do not. Returns how many chunks the
         object tier has, and no node. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
         """
-        request = pb.DemoteRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=packed(keys), keep_chunks=keep_chunks
-        )
+        about = convert.namespace_to(namespace)
+        request = pb.DemoteRequest(namespace=about, chunk_keys=packed(keys), keep_chunks=keep_chunks)
         return int((await call(self._stub.Demote, request, timeout_s=self._timeout_s)).demoted_chunks)
 
     async def assign(
@@ -472,10 +471,13 @@ class AsyncClient:
         )
         return int((await call(self._stub.Prefetch, request, timeout_s=self._timeout_s)).chunks_in_memory)
 
-    async def status(self) -> Sequence[Node]:
-        """The members of the cluster. Raises `Unavailable`, `DeadlineExceeded`."""
-        response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
-        return [convert.node_from(node) for node in response.nodes]
+    async def status(self, *, with_away: bool = False) -> Sequence[Node]:
+        """The members; `with_away`: and storage nodes that are expected, but not alive. Raises as `health`."""
+        return await status.members(self._stub.Status, self._timeout_s, with_away=with_away)
+
+    async def health(self) -> Sequence[Check]:
+        """The checks that the cluster fails, the worst first. Raises `Unavailable`, `DeadlineExceeded`."""
+        return await status.failed_checks(self._stub.Status, self._timeout_s)
 
     @property
     def gateway(self) -> GatewayServiceStub:
@@ -486,9 +488,6 @@ class AsyncClient:
     def timeout_s(self) -> float:
         """Deadline of one request."""
         return self._timeout_s
-
-    def _quiesced(self, transfer_id: bytes) -> None:
-        self._transfers.pop(transfer_id, None)
 
     def _on_message(self, raw: bytes) -> None:
         message = decode_message(raw)

@@ -40,7 +40,7 @@ class Delivery:
         buffer: Buffer,
         loan: Loan,
         transport: Transport,
-        on_quiesced: Callable[[], None],
+        on_quiesced: Callable[[], object],
         transfer_s: float,
     ) -> None:
         self._transfer_s = transfer_s

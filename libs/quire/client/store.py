@@ -49,7 +49,7 @@ class StoreSession:
         buffer: Buffer,
         loan: Loan,
         transport: Transport,
-        on_quiesced: Callable[[], None],
+        on_quiesced: Callable[[], object],
         complete: bool,
         num_layers: int,
         transfer_s: float,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node, Role, StorageInfo, StorageState
 
 
 class Verdict(Enum):
@@ -39,11 +40,11 @@ class Check(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """`problem`: of a member; "" where the check passes."""
+    """`problem`: of a member; "" where the check passes. `role`: of these members; None for all."""
 
     code: str
     verdict: Verdict
-    role: Role
+    role: Role | None
     problem: Callable[[Node], str]
     advice: str
 
@@ -63,6 +64,11 @@ def _corrupt(node: Node) -> str:
     return f"{corrupt:.0f} chunks did not match their checksums, {healed:.0f} healed" if corrupt else ""
 
 
+def may_stop(node: Node) -> bool:
+    """Return whether a storage node is decommissioned, and has reported that it refuses stores."""
+    return isinstance(node.about, StorageInfo) and node.about.reached is StorageState.DECOMMISSIONED
+
+
 def _object_lag(node: Node) -> str:
     lag = node.stats.get("object lag", 0)
     return f"{lag:.0f} chunks wait for the object tier" if lag >= _LAG_CHUNKS else ""
@@ -73,9 +79,50 @@ def _late(node: Node) -> str:
     return f"its event loop is {late_ms:.0f} ms late" if late_ms >= _LATE_MS else ""
 
 
+def _full(node: Node) -> str:
+    share = node.stats.get("disk MiB", 0) * 2**20 / node.capacity_bytes if node.capacity_bytes else 0.0
+    if share < _FULL:  # memory alone is to be full
+        return ""
+    return f"its drives are {share:.0%} full: chunks are not evicted as fast as they come"
+
+
+def _ending(node: Node) -> str:
+    days = node.stats.get(CERTIFICATE_DAYS, math.inf)
+    return certificate_problem(days) if 0 < days < CERTIFICATE_DAYS_MIN else ""
+
+
+def _ended(node: Node) -> str:
+    days = node.stats.get(CERTIFICATE_DAYS, math.inf)
+    return certificate_problem(days) if days <= 0 else ""
+
+
+def certificate_problem(days: float) -> str:
+    """Return the problem with a certificate that ends in `days`; 0 for one that cannot be read."""
+    return f"a certificate ends in {days:.0f} days" if days > 0 else "a certificate has ended, or cannot be read"
+
+
+CERTIFICATE_DAYS: Final = "certificate days"
+"""Statistic of members with certificates: days until the first of them ends."""
+CERTIFICATE_DAYS_MIN: Final = 14
+_FULL: Final = 0.99
 _LAG_CHUNKS: Final = 10_000
 _LATE_MS: Final = 200.0
+CERTIFICATE_ADVICE: Final = "`quire certs` again on the same folder, or look at cert-manager; no restart is needed"
 _RULES: Final = (
+    _Rule(
+        "NODE_AWAY",
+        Verdict.WARN,
+        Role.STORAGE,
+        lambda node: "it is not alive, and was not decommissioned" if node.is_away else "",
+        "start it; if it is gone for good: `quire safe-to-remove`, then `quire decommission --lose-chunks`",
+    ),
+    _Rule(
+        "NODE_DECOMMISSIONED",
+        Verdict.WARN,
+        Role.STORAGE,
+        lambda node: "it is decommissioned, and not stopped" if may_stop(node) else "",
+        "stop it once `quire safe-to-remove` says so, or have it used again: `quire drain --undo`",
+    ),
     _Rule(
         "CORRUPT_CHUNKS",
         Verdict.WARN,
@@ -90,6 +137,29 @@ _RULES: Final = (
         _stat("alone", "{0:.0f} replicated chunks have one copy, or were not looked at yet"),
         "wait, or add a storage node in another zone; do not stop this one until it is 0",
     ),
+    _Rule(
+        "CHUNKS_UNREADABLE",
+        Verdict.WARN,
+        Role.STORAGE,
+        _stat("quarantined", "{0:.0f} chunks cannot be read, and have no other copy"),
+        "look at its drives; the chunks are read again by themselves (docs/operations/runbook.md)",
+    ),
+    _Rule(
+        "DRIVES_FAILED",
+        Verdict.WARN,
+        Role.STORAGE,
+        _stat("failed drives", "{0:.0f} drives are not used any more, after too many errors"),
+        "replace them, then restart the node (docs/operations/runbook.md)",
+    ),
+    _Rule(
+        "STORAGE_FULL",
+        Verdict.WARN,
+        Role.STORAGE,
+        _full,
+        "leases or an object tier that does not answer keep chunks; else add drives",
+    ),
+    _Rule("CERTIFICATE_ENDS", Verdict.WARN, None, _ending, CERTIFICATE_ADVICE),
+    _Rule("CERTIFICATE_ENDED", Verdict.ERR, None, _ended, CERTIFICATE_ADVICE),
     _Rule(
         "NO_RATES",
         Verdict.WARN,
@@ -141,7 +211,8 @@ def unreachable(reason: str) -> Check:
 
 def failed_checks(nodes: Sequence[Node]) -> list[Check]:
     """Return the checks that a cluster of these members fails, the worst first."""
-    roles = Counter(node.role for node in nodes)
+    live = [node for node in nodes if not node.is_away]
+    roles = Counter(node.role for node in live)
     failed = []
     if not roles[Role.STORAGE]:
         problem = "no storage node is a member: every look-up is a miss"
@@ -149,7 +220,7 @@ def failed_checks(nodes: Sequence[Node]) -> list[Check]:
     elif not roles[Role.SCHEDULER]:
         problem = "no scheduler is a member: deliveries share links equally"
         failed.append(Check("NO_SCHEDULER", Verdict.WARN, "", problem, "start a scheduler"))
-    versions = sorted({node.protocol_version for node in nodes})
+    versions = sorted({node.protocol_version for node in live})
     if len(versions) > 1:
         problem = f"members speak the protocols {', '.join(map(str, versions))}"
         advice = "complete the update (docs/operations/upgrade.md)"
@@ -158,7 +229,7 @@ def failed_checks(nodes: Sequence[Node]) -> list[Check]:
         Check(rule.code, rule.verdict, node.node_id, problem, rule.advice)
         for node in nodes
         for rule in _RULES
-        if node.role is rule.role and (problem := rule.problem(node))
+        if rule.role in (None, node.role) and (problem := rule.problem(node))
     ]
     return sorted(failed, key=lambda check: -check.verdict.value)
 

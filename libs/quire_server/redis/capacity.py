@@ -37,14 +37,15 @@ def fullness(info: Mapping[str, Any]) -> float:
 class RedisCapacity:
     """Checks Redis, or each master of a Redis Cluster, every 15 s.
 
-    Its memory becomes metrics; settings that lose records are logged once.
+    Its memory becomes metrics. `problems`: settings that lose records, as of the last look; they are logged when they
+    change.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._used: float | None = None
         self._share: float | None = None
-        self._told: set[str] = set()
+        self.problems: list[str] = []
         self._task: asyncio.Task[None] | None = None
         meter().create_observable_gauge(names.REDIS_MEMORY, [self._observe_used], "By", "memory that Redis uses")
         meter().create_observable_gauge(
@@ -82,10 +83,15 @@ class RedisCapacity:
     def _look(self, infos: Mapping[str, Mapping[str, Any]]) -> None:
         self._used = sum(info.get("used_memory", 0) for info in infos.values())
         self._share = max(map(fullness, infos.values()), default=0.0)
-        problems = sorted({warning for info in infos.values() for warning in warnings(info)} - self._told)
-        if problems:
-            self._told.update(problems)
+        problems = sorted({warning for info in infos.values() for warning in warnings(info)})
+        if problems and problems != self.problems:
             logger().warning("Redis may lose acknowledged data", problems=problems)
+        self.problems = problems
+
+    @property
+    def share(self) -> float | None:
+        """Used share of `maxmemory` of the fullest master, 0 without a limit; None while Redis does not answer."""
+        return self._share
 
     def _observe_used(self, options: CallbackOptions) -> list[Observation]:
         return [] if self._used is None else [Observation(self._used)]

@@ -8,13 +8,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from quire.model.health import failed_checks
 from quire.model.nodes import DecoderInfo, GatewayInfo, Node, SchedulerInfo, StorageInfo
 from quire_tools.cli.views.status import drawn, plain, size
 
 
 def _text(*nodes: Node) -> str:
     out = StringIO()
-    Console(file=out, width=80).print(drawn(nodes))
+    Console(file=out, width=80).print(drawn(nodes, failed_checks(nodes)))
     return out.getvalue()
 
 

@@ -13,6 +13,7 @@ from quire.model.assignment import Assignment, Engine
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
+from quire.model.health import Check
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.urgency import Urgency
@@ -236,6 +237,10 @@ class SyncCalls(SyncLoop):
         """
         return self.run(self._client.prefetch(namespace, keys, within_s=within_s))
 
-    def status(self) -> Sequence[Node]:
-        """The members of the cluster. Raises `Unavailable`, `DeadlineExceeded`."""
-        return self.run(self._client.status())
+    def status(self, *, with_away: bool = False) -> Sequence[Node]:
+        """The members; `with_away`: and storage nodes that are expected, but not alive. Raises as `health`."""
+        return self.run(self._client.status(with_away=with_away))
+
+    def health(self) -> Sequence[Check]:
+        """The checks that the cluster fails, the worst first. Raises `Unavailable`, `DeadlineExceeded`."""
+        return self.run(self._client.health())

@@ -34,7 +34,7 @@ def unheard_s(transfer_s: float) -> float:
     return transfer_s + MARGIN_S
 
 
-def when_unheard(transfer_s: float, then: Callable[[], None]) -> None:
+def when_unheard(transfer_s: float, then: Callable[[], object]) -> None:
     """Call `then` once no silent node can be using the transfer's memory."""
     asyncio.get_running_loop().call_later(unheard_s(transfer_s), then)
 
@@ -51,7 +51,7 @@ class Quiescence:
         addresses: Mapping[str, bytes],
         transport: Transport,
         loan: Loan,
-        on_quiet: Callable[[], None],
+        on_quiet: Callable[[], object],
         transfer_s: float,
     ) -> None:
         self._transfer_s = transfer_s

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quire.model.errors import QuireError
-from quire.model.health import Check, Verdict, failed_checks, unreachable, verdict_of
+from quire.model.health import Check, Verdict, unreachable, verdict_of
 from quire_tools.cli.cluster import looking
 
 _STYLES = {Verdict.OK: "bold green", Verdict.WARN: "bold yellow", Verdict.ERR: "bold red"}
@@ -20,7 +20,7 @@ def health(folder: Path, gateway: str, admin: str, timeout_s: float, *, as_json:
     """Print the verdict and the failed checks, and return the verdict; a cluster that cannot be asked is `ERR`."""
     try:
         with looking(folder, gateway, admin, timeout_s=timeout_s) as look:
-            failed = failed_checks(look())
+            failed = list(look.health())
     except QuireError as error:
         failed = [unreachable(f"{error.code()}: {error}")]
     if as_json:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.model.errors import DeadlineExceeded, MetadataUnavailable
-from quire.model.health import Verdict, failed_checks, verdict_of
+from quire.model.health import Check, Verdict, may_stop, verdict_of
 from quire.model.nodes import Node, Role
 from quire_tools.cli.cluster import looking
 
@@ -34,7 +34,7 @@ def status(folder: Path, gateway: str, admin: str, *, verbose: bool, as_json: bo
     """Print the members, their contents, and problems."""
     with looking(folder, gateway, admin) as look:
         try:
-            members = look()
+            members, failed = look.members(), look.health()
         except (DeadlineExceeded, MetadataUnavailable) as error:
             raise type(error)(
                 f"{error}; does Redis answer (`redis-cli ping`), and what does an orchestrator log?"
@@ -43,7 +43,7 @@ def status(folder: Path, gateway: str, admin: str, *, verbose: bool, as_json: bo
     if as_json:
         print(json.dumps([plain(node) for node in nodes], indent=2))
         return
-    console.print(drawn(nodes))
+    console.print(drawn(nodes, failed))
     if verbose:
         console.print(_details(nodes))
 
@@ -56,6 +56,8 @@ def plain(node: Node) -> dict[str, object]:
         "address": node.grpc_address,
         "incarnation": node.incarnation,
         "protocol": node.protocol_version,
+        "state": node.state.value,
+        "is_away": node.is_away,
         **{field.name: getattr(node.location, field.name) for field in dataclasses.fields(node.location)},
         "used_bytes": node.used_bytes,
         "capacity_bytes": node.capacity_bytes,
@@ -67,15 +69,14 @@ def plain(node: Node) -> dict[str, object]:
     }
 
 
-def drawn(nodes: Sequence[Node]) -> Group:
-    """A line of the whole, then a table a role."""
-    count = Counter(node.role.value for node in nodes)
+def drawn(nodes: Sequence[Node], failed: Sequence[Check]) -> Group:
+    """A line of the whole, one for each failed check, then a table a role."""
+    count = Counter(node.role.value for node in nodes if not node.is_away)
     storage = [node for node in nodes if node.role is Role.STORAGE]
     used, capacity = sum(node.used_bytes for node in storage), sum(node.capacity_bytes for node in storage)
     parts = [", ".join(f"{number} {role}" for role, number in sorted(count.items())) or "no members"]
     if capacity:
         parts.append(f"{size(used)} of {size(capacity)} stored")
-    failed = failed_checks(nodes)
     lines: list[RenderableType] = [Text(" · ".join([verdict_of(failed).name, *parts]), style="bold")]
     for check in failed:
         where = f"{check.node}: " if check.node else ""
@@ -85,10 +86,12 @@ def drawn(nodes: Sequence[Node]) -> Group:
 
 
 def _table(role: Role, nodes: Iterable[Node]) -> Table:
-    table = Table(role.value, *(column.name for column in _COLUMNS[role]), box=None, header_style="dim", pad_edge=False)
-    for node in nodes:
-        if node.role is role:
-            table.add_row(node.node_id, *(column.show(node) for column in _COLUMNS[role]))
+    """Return the members of a role, without columns that are empty."""
+    members = [node for node in nodes if node.role is role]
+    columns = [column for column in _COLUMNS[role] if any(map(column.show, members))]
+    table = Table(role.value, *(column.name for column in columns), box=None, header_style="dim", pad_edge=False)
+    for node in members:
+        table.add_row(node.node_id, *(column.show(node) for column in columns))
     return table
 
 
@@ -129,11 +132,20 @@ def _bytes_of(name: str, scale: float = 1.0, unit: str = "") -> Callable[[Node],
 
 
 def _filled(node: Node) -> str:
+    if node.is_away:
+        return "away"
     if not node.capacity_bytes:
         return ""
     share = min(1.0, node.used_bytes / node.capacity_bytes)
     full = round(_BAR * share)
     return f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}"
+
+
+def _state(node: Node) -> str:
+    """Return the progress of a storage node's removal; "" for others."""
+    if may_stop(node):
+        return "refuses stores"
+    return "" if node.stays or node.is_away else f"leaving, {count_of(node.stats.get('to copy', 0))} left"
 
 
 def _shares(prefix: str, names: Sequence[str]) -> Callable[[Node], str]:
@@ -168,6 +180,7 @@ _COLUMNS: Final[Mapping[Role, tuple[_Column, ...]]] = {
         _Column("mem drive obj", _shares("hits ", ("memory", "disk", "object"))),
         _Column("runs", _number("deliveries")),
         _Column("rate", _bytes_of("rate.granted", unit="/s")),
+        _Column("state", _state),
     ),
     Role.GATEWAY: (
         _Column("sessions", _number("sessions")),

@@ -60,7 +60,7 @@ def top(folder: Path, gateway: str, admin: str, interval_s: float, rounds: int) 
             drawn_rounds = 0
             while True:
                 try:
-                    live.update(screen.draw(list(look()), time.monotonic()), refresh=True)
+                    live.update(screen.draw(list(look.members()), time.monotonic()), refresh=True)
                 except QuireError as error:
                     live.update(Text(f"{error.code()}: {error}", style="bold red"), refresh=True)
                 drawn_rounds += 1

@@ -12,6 +12,7 @@ from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
+from quire.model.health import Check
 from quire.model.images import ExpectedImage, ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -22,6 +23,7 @@ from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.telemetry import logger
 from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.convert_health import checks_from
 from quire.wire.convert_transfers import deliver_order_to, ingest_order_to, prefetch_order_to
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
@@ -162,6 +164,12 @@ class GrpcMembers:
     async def nodes(self) -> list[Node]:
         answer = await call(self._stub.ListNodes, orchestrator_pb2.ListNodesRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in answer.nodes]
+
+    async def checked(self) -> tuple[list[Node], list[Check]]:
+        """Return the members, also storage nodes that are away, and the checks that the cluster fails."""
+        request = orchestrator_pb2.ListNodesRequest(with_away=True, with_checks=True)
+        answer = await call(self._stub.ListNodes, request, timeout_s=self._timeout_s)
+        return [convert.node_from(node) for node in answer.nodes], checks_from(answer)
 
 
 class GrpcCatalogue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from quire.model.events import NO_PARENT, CacheEvent
 from quire.model.hashing import tenant_name
@@ -24,6 +24,9 @@ from quire_gateway.access.key_derivation import KeyDerivation
 from quire_gateway.config import GatewayConfig
 from quire_gateway.kv.watch import EventWatch
 from quire_gateway.ports import ClusterSpans
+
+_COUNT_S_MAX: Final = 60.0
+"""For how long an orchestrator may look through the whole index."""
 
 
 class AdminServicer(AdminServiceServicer):
@@ -47,9 +50,9 @@ class AdminServicer(AdminServiceServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         await self._admission.operator(context)
-        listing = orchestrator_pb2.ListNodesRequest()
+        listing = orchestrator_pb2.ListNodesRequest(with_away=request.with_away, with_checks=True)
         listed = await call(self._orchestrator.ListNodes, listing, timeout_s=self._timeout_s)
-        return pb.StatusResponse(nodes=listed.nodes)
+        return pb.StatusResponse(nodes=listed.nodes, checks=listed.checks, checked=listed.checked)
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         response: pb.SetPolicyResponse = await self._act(
@@ -82,6 +85,23 @@ class AdminServicer(AdminServiceServicer):
         )
         return response
 
+    async def SetDraining(self, request: pb.SetDrainingRequest, context: Any) -> pb.SetDrainingResponse:
+        response: pb.SetDrainingResponse = await self._act(
+            self._orchestrator.SetDraining, request, context, lambda: request.node_id
+        )
+        return response
+
+    async def Decommission(self, request: pb.DecommissionRequest, context: Any) -> pb.DecommissionResponse:
+        response: pb.DecommissionResponse = await self._act(
+            self._orchestrator.Decommission, request, context, lambda: request.node_id, timeout_s=_COUNT_S_MAX
+        )
+        return response
+
+    async def CheckRemoval(self, request: pb.CheckRemovalRequest, context: Any) -> pb.CheckRemovalResponse:
+        await self._admission.operator(context)
+        response: pb.CheckRemovalResponse = await call(self._orchestrator.CheckRemoval, request, timeout_s=_COUNT_S_MAX)
+        return response
+
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         await self._admission.operator(context)
         self._admission.audit.act("Watch", request.after, None)
@@ -109,13 +129,15 @@ class AdminServicer(AdminServiceServicer):
         translated = b"".join(NO_PARENT if derived == NO_PARENT else parent for derived, parent in pairs)
         return replace(event, keys=keys, parents=translated)
 
-    async def _act(self, method: Any, request: Any, context: Any, subject: Callable[[], str] = str) -> Any:
+    async def _act(
+        self, method: Any, request: Any, context: Any, subject: Callable[[], str] = str, *, timeout_s: float = 0.0
+    ) -> Any:
         """Forward an act to the orchestrator, and record it. `subject`: returns its object; called once admitted."""
         act, subject_of_act = type(request).__name__.removesuffix("Request"), ""
         await self._admission.operator(context)
         try:
             subject_of_act = subject()
-            response = await call(method, request, timeout_s=self._timeout_s)
+            response = await call(method, request, timeout_s=timeout_s or self._timeout_s)
         except BaseException as error:  # also of an operator who has hung up
             self._admission.audit.act(act, subject_of_act, error)
             raise

@@ -241,12 +241,13 @@ class GatewayServicer(GatewayServiceServicer):
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need()):
-            listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
+            listing = orchestrator_pb2.ListNodesRequest(with_away=request.with_away, with_checks=True)
+            listed = await self._forward(self._orchestrator.ListNodes, listing)
             if principal.tenant:  # what the others have is none of its business
                 for node in listed.nodes:
                     node.ClearField("tenant_stats")
                     node.ClearField("running")
-            return pb.StatusResponse(nodes=listed.nodes)
+            return pb.StatusResponse(nodes=listed.nodes, checks=listed.checks, checked=listed.checked)
 
     async def ProveAddress(self, request: pb.ProveAddressRequest, context: Any) -> pb.ProveAddressResponse:
         principal = await self._admission.caller(context)

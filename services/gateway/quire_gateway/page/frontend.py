@@ -11,7 +11,7 @@ from aiohttp import BasicAuth, hdrs, web
 
 from quire import __version__
 from quire.model.errors import ImageMissing, QuireError
-from quire.model.health import failed_checks, verdict_of
+from quire.model.health import Check, verdict_of
 from quire.model.images import Rendering
 from quire.model.nodes import Node, StorageInfo
 from quire.wire.credentials import page_token
@@ -38,7 +38,7 @@ _HEADERS: Final = {
 
 
 class PageFrontend:
-    """`nodes`: all members, with their stats.
+    """`cluster`: returns all members, with their stats, and the checks that the cluster fails.
 
     `counts`: chunks that look-ups asked this gateway for, by namespace's tag and whether they were hits. Wants HTTP
     basic authentication with the page's token (`quire page`), any user.
@@ -47,12 +47,12 @@ class PageFrontend:
     def __init__(
         self,
         config: GatewayConfig,
-        nodes: Callable[[], Awaitable[Sequence[Node]]],
+        cluster: Callable[[], Awaitable[tuple[Sequence[Node], Sequence[Check]]]],
         counts: Callable[[], Mapping[tuple[str, str], int]],
         images: ImageService,
     ) -> None:
         self._config = config
-        self._nodes = nodes
+        self._checked = cluster
         self._asked = counts
         self._images = images
         self._requests = HttpRequests("page", ASIDE_SHARE)
@@ -116,7 +116,7 @@ class PageFrontend:
         return web.FileResponse(_FOLDER / _FILES[request.path])
 
     async def _cluster(self, request: web.Request) -> web.StreamResponse:
-        members = await self._nodes()
+        members, failed = await self._checked()
         nodes = [
             {
                 "node": node.node_id,
@@ -124,6 +124,8 @@ class PageFrontend:
                 "zone": node.location.zone,
                 "link": node.about.link if isinstance(node.about, StorageInfo) else "",
                 "incarnation": node.incarnation,
+                "state": node.state.value,
+                "is_away": node.is_away,
                 "used_bytes": node.used_bytes,
                 "capacity_bytes": node.capacity_bytes,
                 "stats": dict(node.stats),
@@ -146,7 +148,6 @@ class PageFrontend:
         namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in counts}
         for (tag, result), count in counts.items():
             namespaces[tag][result] += count
-        failed = failed_checks(members)
         health = {
             "verdict": verdict_of(failed).name,
             "checks": [check._asdict() | {"verdict": check.verdict.name} for check in failed],

@@ -103,7 +103,7 @@ function draw(cluster, seconds) {
   const used = storage.reduce((total, node) => total + node.used_bytes, 0);
   const all = storage.reduce((total, node) => total + node.capacity_bytes, 0);
   document.getElementById("whole").textContent =
-    `version ${cluster.version}, ${nodes.length} members, ${count(sum(storage, "chunks"))} chunks, ${size(used)} of ${size(all)}, ` +
+    `version ${cluster.version}, ${nodes.filter((node) => !node.is_away).length} members, ${count(sum(storage, "chunks"))} chunks, ${size(used)} of ${size(all)}, ` +
     `${count(sum(storage, "deliveries"))} deliveries and ${count(sum(storage, "ingests"))} stores run`;
   const delivered = storage.reduce((total, node) => total + rate[node.node]("delivered bytes"), 0);
   drawRate(delivered);
@@ -119,6 +119,8 @@ function draw(cluster, seconds) {
     count(node.stats.chunks), count(node.stats.deliveries), `${size(rate[node.node]("delivered bytes"))}/s`,
     `${size(rate[node.node]("ingested bytes"))}/s`,
     element("span", [
+      node.is_away ? "away" : "",
+      node.state === "active" ? "" : node.state,
       node.stats.corrupt ? `${count(node.stats.corrupt)} corrupt` : "",
       node.stats.alone ? `${count(node.stats.alone)} without a second copy` : "",
       node.stats["rate.fallback"] ? "no scheduler" : "",
