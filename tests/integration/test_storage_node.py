@@ -140,7 +140,13 @@ class Alone:
         raise NodeUnavailable(node.node_id)
 
     async def replicate(
-        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+        self,
+        node: Node,
+        generations: Mapping[bytes, int],
+        source: Node,
+        *,
+        level: Durability = Durability.REPLICATED,
+        hot: bool = False,
     ) -> list[int]:
         raise NodeUnavailable(node.node_id)
 

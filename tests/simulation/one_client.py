@@ -16,10 +16,14 @@ Result = TypeVar("Result")
 
 
 async def with_client(
-    loop: SimulatedLoop, scenario: Callable[[Cluster, AsyncClient], Coroutine[Any, Any, Result]]
+    loop: SimulatedLoop,
+    scenario: Callable[[Cluster, AsyncClient], Coroutine[Any, Any, Result]],
+    *,
+    storage_nodes: int = 3,
+    objects_on: bool = True,
 ) -> Result:
     """Run a scenario in the process of a client of a new cluster."""
-    cluster = Cluster(loop)
+    cluster = Cluster(loop, storage_nodes=storage_nodes, objects_on=objects_on)
     await cluster.start()
     process = Process("client")
     channels: Any = SimChannels(cluster.network, process)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -21,6 +21,42 @@ class Role(Enum):
     DECODER = "decoder"
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
+
+
+class StorageState(Enum):
+    """State of a storage node, as operators have set it."""
+
+    ACTIVE = "active"
+    """It takes stores and keeps chunks."""
+    DRAINING = "draining"
+    """Its chunks are copied to others, and it takes none where another node can."""
+    DECOMMISSIONED = "decommissioned"
+    """It is not used any more: it refuses stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Consequences of removing a storage node.
+
+    Attributes:
+        state: As operators have set it.
+        is_alive: Whether it is alive.
+        left_chunks: Chunks that it has still to copy, or to find other copies of, as it reports.
+        sole_chunks: Chunks that the index lists for it, and neither for the object tier nor for a node that stays. 0
+            while the node is copying: they are counted when it has reported that nothing is left.
+        is_drained: Whether there are none, and the node has reported so itself.
+        is_safe: Whether it can be stopped for good: it is drained, decommissioned and refuses stores. Never of a node
+            that is away: it may have chunks that nobody knows of.
+        reason: Why not, for people; "" if it is safe.
+    """
+
+    state: StorageState
+    is_alive: bool
+    left_chunks: int = 0
+    sole_chunks: int = 0
+    is_drained: bool = False
+    is_safe: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +77,9 @@ class Location:
 class StorageInfo:
     """A storage node. `link`: the scheduler's name for the link by which it delivers. Sizes of chunks, in bytes.
 
-    `object_speed`: of the object tier, if it has one.
+    `object_speed`: of the object tier, if it has one. `reached`: the state whose work it has done. `DRAINING`: nodes
+    that stay, or the object tier, have each of its chunks, replicated ones twice. `DECOMMISSIONED`: and it refuses
+    stores.
     """
 
     worker_address: bytes = b""
@@ -50,6 +88,7 @@ class StorageInfo:
     link: str = ""
     has_object_tier: bool = False
     object_speed: ObjectSpeed | None = None
+    reached: StorageState = StorageState.ACTIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +183,8 @@ class Node:
 
     `node_id` survives restarts, `incarnation` does not. `about`: its role, and the facts that others decide by.
 
-    `stats`, `tenant_stats`, `notes` and `running` are for people and metrics: no code reads them.
+    `stats`, `tenant_stats`, `notes` and `running` are for people and metrics: no code reads them. `state`: of a storage
+    node, as operators set it. `is_away`: a storage node that is expected and not alive; only its name is known.
     """
 
     node_id: str
@@ -157,6 +197,8 @@ class Node:
     tenant_stats: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     running: Sequence[RunningDelivery] = ()
+    state: StorageState = StorageState.ACTIVE
+    is_away: bool = False
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id):
@@ -167,6 +209,11 @@ class Node:
     def role(self) -> Role:
         """Role of the member."""
         return _ROLES[type(self.about)]
+
+    @property
+    def stays(self) -> bool:
+        """Whether copies on it count: it is not to be removed."""
+        return self.state is StorageState.ACTIVE
 
     @property
     def worker_address(self) -> bytes:
@@ -187,6 +234,12 @@ class Node:
     def all_stats(self) -> dict[str, float]:
         """Return every number of its description, for metrics."""
         return {"capacity": self.capacity_bytes, "used": self.used_bytes, **self.stats, **self.tenant_stats}
+
+
+def staying(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that are not to be removed; all, if that leaves none."""
+    candidates = list(nodes)
+    return [node for node in candidates if node.stays] or candidates
 
 
 @dataclass(frozen=True, slots=True)

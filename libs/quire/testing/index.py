@@ -267,6 +267,10 @@ class MemoryIndex:
             Held(fingerprint(entry.record.key), fingerprint(entry.record.bucket), entry.generation) for entry in entries
         ], 0
 
+    async def sole(self, node_id: str, counted: Sequence[str]) -> int:
+        entries = self.state.entries.values()
+        return sum(node_id in entry.nodes and not set(counted) & {*entry.nodes} - {node_id} for entry in entries)
+
     async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None:
         prints = {holding.fingerprint for holding in holdings}
         chunks = [entry.record for key, entry in self.state.entries.items() if fingerprint(key) in prints]

@@ -23,10 +23,12 @@ from quire.model.nodes import (
     Location,
     Node,
     NodeAddress,
+    Removal,
     Role,
     RunningDelivery,
     SchedulerInfo,
     StorageInfo,
+    StorageState,
 )
 from quire.model.object_part import ObjectSpeed
 from quire.model.outcome import NodeOutcome
@@ -50,6 +52,11 @@ _ROLES: Final = {
     pb.ROLE_DECODER: Role.DECODER,
     pb.ROLE_GATEWAY: Role.GATEWAY,
     pb.ROLE_SCHEDULER: Role.SCHEDULER,
+}
+_STORAGE_STATES: Final = {
+    pb.STORAGE_STATE_ACTIVE: StorageState.ACTIVE,
+    pb.STORAGE_STATE_DRAINING: StorageState.DRAINING,
+    pb.STORAGE_STATE_DECOMMISSIONED: StorageState.DECOMMISSIONED,
 }
 _ORDERS: Final = {
     pb.DELIVERY_ORDER_AUTO: DeliveryOrder.AUTO,
@@ -233,6 +240,39 @@ def role_from(value: pb.Role) -> Role:
     return _ROLES[value]
 
 
+def state_from(value: pb.StorageState) -> StorageState:
+    """Convert a storage node's state: active if it is not set, draining if this release does not know it."""
+    return _STORAGE_STATES.get(value, StorageState.DRAINING) if value else StorageState.ACTIVE
+
+
+def state_to(value: StorageState) -> pb.StorageState:
+    return inverse(_STORAGE_STATES, value)
+
+
+def removal_from(message: gateway_pb2.CheckRemovalResponse) -> Removal:
+    return Removal(
+        state_from(message.state),
+        is_alive=message.alive,
+        left_chunks=message.left_chunks,
+        sole_chunks=message.sole_chunks,
+        is_drained=message.drained,
+        is_safe=message.safe,
+        reason=message.reason,
+    )
+
+
+def removal_to(removal: Removal) -> gateway_pb2.CheckRemovalResponse:
+    return gateway_pb2.CheckRemovalResponse(
+        state=state_to(removal.state),
+        alive=removal.is_alive,
+        left_chunks=removal.left_chunks,
+        sole_chunks=removal.sole_chunks,
+        drained=removal.is_drained,
+        safe=removal.is_safe,
+        reason=removal.reason,
+    )
+
+
 def node_from(message: pb.Node) -> Node:
     """Convert a node's description. Raises `InvalidRequest` for one without a kind."""
     return Node(
@@ -246,6 +286,8 @@ def node_from(message: pb.Node) -> Node:
         tenant_stats=dict(message.tenant_stats),
         notes=dict(message.notes),
         running=tuple(map(running_from, message.running)),
+        state=state_from(message.state),
+        is_away=message.away,
     )
 
 
@@ -261,6 +303,8 @@ def node_to(node: Node) -> pb.Node:
         tenant_stats=node.tenant_stats,
         notes=node.notes,
         running=map(running_to, node.running),
+        state=state_to(node.state),
+        away=node.is_away,
     )
     match node.about:
         case StorageInfo() as storage:
@@ -269,6 +313,7 @@ def node_to(node: Node) -> pb.Node:
             message.storage.used_bytes = storage.used_bytes
             message.storage.link = storage.link
             message.storage.has_object_tier = storage.has_object_tier
+            message.storage.reached = state_to(storage.reached)
             if storage.object_speed is not None:
                 message.storage.object_speed.CopyFrom(object_speed_to(storage.object_speed))
         case DecoderInfo() as decoder:
@@ -299,6 +344,7 @@ def _info_from(message: pb.Node) -> Info:
                 link=storage.link,
                 has_object_tier=storage.has_object_tier,
                 object_speed=object_speed_from(storage.object_speed) if storage.HasField("object_speed") else None,
+                reached=_STORAGE_STATES.get(storage.reached, StorageState.ACTIVE),
             )
         case "decoder":
             decoder = message.decoder

@@ -22,6 +22,7 @@ _OF_ORCHESTRATOR: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Allocate", "Evict", "Demote", "Assign"), _GATEWAY),
     **dict.fromkeys(("PutImage", "HeadImage", "DeleteImage", "ListImages", "RouteImage", "FinishImage"), _GATEWAY),
     **dict.fromkeys(("SetPolicy", "SetTenant", "SetTheta", "SetObjectTheta"), _GATEWAY),
+    **dict.fromkeys(("SetDraining", "Decommission", "CheckRemoval"), _GATEWAY),
     **dict.fromkeys(("Commit", "ExpectObjects", "EvictChunks", "Locate", "ListPolicies"), _GATEWAY | _STORAGE),
     **dict.fromkeys(("CommitObjects", "Join", "Withdraw", "WithdrawHeld", "GetGenerations"), _STORAGE),
     **dict.fromkeys(("GetListing", "ListHoldings", "TakeDrops", "SettleDrops"), _STORAGE),
@@ -40,7 +41,10 @@ _OF_DECODER: Final[Mapping[str, frozenset[str]]] = {
 }
 _OF_SCHEDULER: Final = dict.fromkeys(("Admit", "Renew", "Finish", "Observe"), _STORAGE)
 _OF_ADMIN: Final = dict.fromkeys(
-    ("Status", "SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "SetObjectTheta", "Watch", "ListSpans"),
+    (
+        *("Status", "SetPolicy", "SetTenant", "ListPolicies", "SetTheta", "SetObjectTheta", "Watch", "ListSpans"),
+        *("SetDraining", "Decommission", "CheckRemoval"),
+    ),
     frozenset({OPERATOR}),
 )
 _OF_CLIENTS: Final = dict.fromkeys(

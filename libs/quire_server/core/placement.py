@@ -11,7 +11,7 @@ from typing import Final
 
 from quire.model.index import OBJECT_TIER, Match
 from quire.model.keys import ChunkKeys, KeySample
-from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
+from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo, staying
 from quire.model.object_part import ObjectPart
 from quire.model.ranges import ChunkRange, clip
 from quire_server.core.claims import claims_by_capacity
@@ -85,7 +85,7 @@ def readable_ranges(
             extend(ranges, ChunkRange(choice.of(run.nodes, ranges), first, run.count))
         elif OBJECT_TIER in run.nodes and live:
             bounds = cut(first, first + run.count, reader.chunk_bytes)
-            names = claims_by_capacity(live.values()).strongest([keys.at(at) for at, _ in bounds])
+            names = claims_by_capacity(staying(live.values())).strongest([keys.at(at) for at, _ in bounds])
             for (at, stop), name in zip(bounds, names, strict=True):
                 extend(ranges, ChunkRange(name, at, stop - at))
         else:
@@ -129,7 +129,7 @@ def readable_each(
         if choice.holders(tuple(names)):
             node_id = choice.of(tuple(names), ranges)
         elif OBJECT_TIER in names and live:
-            node_id = claims_by_capacity(live.values()).strongest([keys.at(at)])[0]
+            node_id = claims_by_capacity(staying(live.values())).strongest([keys.at(at)])[0]
         if node_id:
             extend(ranges, ChunkRange(node_id, len(present), 1))
             present.append(at)
@@ -147,9 +147,9 @@ class _Choice:
         self._turn = reader.turn
 
     def holders(self, names: tuple[str, ...]) -> list[Node]:
-        """Return the live holders nearest to the client, all equally near."""
+        """Return the live holders nearest to the client, all equally near; of those that stay, if any does."""
         if names not in self._nearest:
-            nodes = [self._live[name] for name in names if name in self._live]
+            nodes = staying(self._live[name] for name in names if name in self._live)
             distances = [self._reader.client.distance(node.location) for node in nodes]
             nearest = min(distances, default=0)
             self._nearest[names] = [

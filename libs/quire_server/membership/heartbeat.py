@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from quire.model.errors import NameTaken, QuireError, SecretDiffers, VersionUnsupported
 from quire.model.index import Listing
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageState
 from quire.model.policy import Theta
 from quire.telemetry import background, counter, logger, names
 from quire.wire.channels import ChannelPool, call
-from quire.wire.convert import node_from, node_to
+from quire.wire.convert import node_from, node_to, state_from
 from quire.wire.credentials import proof
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -32,13 +32,14 @@ class ClusterNews:
 
     The name of the index, another one if it was lost; the cluster's thresholds Θ; the index's listing of
     this node, None if it was not read; and, if this node is to register the contents of the object tier, the name under
-    which it reports that.
+    which it reports that. `state`: what is asked of a storage node; None if it was not told.
     """
 
     index_epoch: str
     theta: Theta = field(default_factory=Theta)
     listing: Listing | None = None
     rebuild: str = ""
+    state: StorageState | None = None
 
 
 class Heartbeat:
@@ -128,7 +129,8 @@ class Heartbeat:
             if response.has_listing:
                 listing = Listing(response.listed_chunks, response.listed_digest, response.changes)
             theta = Theta(response.theta_bytes, response.theta_object_bytes)
-            news = ClusterNews(response.index_epoch, theta, listing, response.rebuild)
+            state = state_from(response.state) if response.state else None
+            news = ClusterNews(response.index_epoch, theta, listing, response.rebuild, state)
             self._on_news(news)
             await self._pause(response.interval_ms / 1000)
 

@@ -133,6 +133,7 @@ def _same(previous: Node | None, current: Node) -> bool:
         return previous is current
     return previous is current or (
         previous.incarnation == current.incarnation
+        and previous.state is current.state
         and previous.grpc_address == current.grpc_address
         and previous.location == current.location
         and previous.about.worker_address == current.about.worker_address

@@ -11,7 +11,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, QuireError
 from quire.model.index import Match, PlacedRun, records
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Node, NodeAddress
+from quire.model.nodes import Node, NodeAddress, staying
 from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
@@ -56,11 +56,11 @@ class Allocation:
         """
         keys.distinct()
         live = self._cluster.storage_nodes()  # the same ones to the end, though one may leave meanwhile
-        nodes = list(live.values())
+        nodes = staying(live.values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")
         if durability is Durability.REPLICATED and len(nodes) < 2:
-            raise NoDurableNode("two storage nodes are needed, one is alive")
+            raise NoDurableNode("two storage nodes are needed, one is alive and stays")
         keys.count_from(first)
         reader = Reader(chunk_bytes)
         if unchained:
@@ -104,7 +104,7 @@ class Allocation:
         new = [at for at in range(len(keys)) if at not in present_set]
         if not new:
             return [], [], len(present_set)
-        nodes, now_s = list(live.values()), self._clock.monotonic_s()
+        nodes, now_s = staying(live.values()), self._clock.monotonic_s()
         together = self._placement.place(keys.pick(new), 0, nodes, reader.chunk_bytes, now_s)
         placed: list[ChunkRange] = []
         for piece in together:

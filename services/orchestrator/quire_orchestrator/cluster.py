@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
-from quire.model.errors import QuireError, SecretDiffers, VersionUnsupported
+from quire.model.errors import NameTaken, QuireError, SecretDiffers, VersionUnsupported
 from quire.model.hashing import Namespace
 from quire.model.index import Listing
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node, Role, StorageInfo, StorageState
 from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.wire import version
@@ -30,6 +31,18 @@ _PROVEN: Final = 4
 """The protocol from which on members prove that they know the secret."""
 _GATHERED_SHARE: Final = 0.05
 _LISTING_S: Final = 0.02
+_TTL_FACTOR_MAX: Final = 5
+_PAUSES_KEPT_S: Final = 300.0
+_REFUSED_S: Final = 15.0
+_REFUSALS_MAX: Final = 64
+
+
+class _Pauses(NamedTuple):
+    """Reports of a process: when the last one came, the longest pause before one, for how long the last one counts."""
+
+    last_s: float
+    longest_s: float
+    ttl_ms: int
 
 
 class Cluster:
@@ -66,6 +79,8 @@ class Cluster:
         self._roster = MembershipLog()
         self._listing_due_s: dict[str, float] = {}
         self._unusable: dict[str, str] = {}
+        self._pauses: dict[tuple[str, str], _Pauses] = {}  # of each process, the last to report at the end
+        self._refusals: dict[str, tuple[str, float]] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
 
@@ -82,7 +97,7 @@ class Cluster:
 
         The changes, of the other storage nodes since that version, are for storage nodes.
         """
-        await self._renew(node)
+        node = replace(node, state=await self._renew(node))
         self.live[node.node_id] = node
         if node.role is not Role.STORAGE:
             return self._interval_ms, ClusterNews(self._epoch, self._policies.theta), MembershipChanges("")
@@ -93,14 +108,38 @@ class Cluster:
         if self.rebuild and not self._rebuilder and has_objects(node):  # the first one that can
             self._rebuilder = rebuilder(self.rebuild, self._storage)
         chosen = self.rebuild if node.node_id == self._rebuilder else ""
-        news = ClusterNews(self._epoch, self._policies.theta, listing, chosen)
+        news = ClusterNews(self._epoch, self._policies.theta, listing, chosen, node.state)
         return self._interval_ms, news, self._roster.changes(version)
 
-    async def _renew(self, node: Node) -> None:
-        """Renew a membership; in a large cluster reports are gathered, and written to Redis together."""
+    async def _renew(self, node: Node) -> StorageState:
+        """Renew a membership, and return the node's state.
+
+        In a large cluster reports are gathered, and written to Redis together.
+        """
         gather_s = _GATHERED_SHARE * (self._interval_ms - self._config.heartbeat_ms) / 1000
-        ttl_ms = max(self._config.member_ttl_ms, 3 * self._interval_ms)
-        await self._members.renew(node, ttl_ms, gather_s=gather_s)
+        try:
+            return await self._members.renew(node, self._ttl_ms(node), gather_s=gather_s)
+        except NameTaken as error:
+            self._refuse(node.node_id, error)
+            raise
+
+    def _ttl_ms(self, node: Node) -> int:
+        """Return for how long a report counts: longer for a member whose reports come late, as on a busy machine.
+
+        The longest pause between two reports of a process is remembered, and fades by a tenth with each report.
+        """
+        now_s = self._clock.monotonic_s()
+        name, least_ms = (node.node_id, node.incarnation), max(self._config.member_ttl_ms, 3 * self._interval_ms)
+        pauses = self._pauses.pop(name, _Pauses(now_s, 0.0, 0))
+        pause_s, current = now_s - pauses.last_s, self.live.get(node.node_id)
+        if 1000 * pause_s > pauses.ttl_ms and current is not None and current.incarnation == node.incarnation:
+            pause_s = 0.0  # it lives all the same: another orchestrator has its reports
+        longest_s = max(pause_s, 0.9 * pauses.longest_s)
+        ttl_ms = max(least_ms, min(_TTL_FACTOR_MAX * least_ms, round(3000 * longest_s)))
+        self._pauses[name] = _Pauses(now_s, longest_s, ttl_ms)
+        while (oldest := next(iter(self._pauses))) and now_s - self._pauses[oldest].last_s > _PAUSES_KEPT_S:
+            del self._pauses[oldest]
+        return ttl_ms
 
     @property
     def _interval_ms(self) -> int:
@@ -135,7 +174,19 @@ class Cluster:
             if self._unusable.get(node.node_id) != node.incarnation:
                 logger().error("a node cannot be used", node=node.node_id, error=str(error))
             self._unusable[node.node_id] = node.incarnation
+            self._refuse(node.node_id, error)
             raise
+
+    def _refuse(self, node_id: str, error: QuireError) -> None:
+        self._refusals.pop(node_id, None)
+        self._refusals[node_id] = f"{error.code()}: {error}", self._clock.monotonic_s()
+        while len(self._refusals) > _REFUSALS_MAX:
+            del self._refusals[next(iter(self._refusals))]
+
+    def refused(self) -> dict[str, str]:
+        """Return the nodes that this orchestrator has refused in the last seconds, with the reason."""
+        since_s = self._clock.monotonic_s() - _REFUSED_S
+        return {node_id: reason for node_id, (reason, at_s) in self._refusals.items() if at_s >= since_s}
 
     @property
     def now_ms(self) -> int:
@@ -147,10 +198,19 @@ class Cluster:
         await self._members.leave(node_id, incarnation)
         await self.refresh()
 
-    async def nodes(self, role: Role | None) -> list[Node]:
-        """Return the live ones, of a role or of all, with their figures for people."""
+    async def nodes(self, role: Role | None, *, with_away: bool = False) -> list[Node]:
+        """Return the live ones, of a role or of all, with their figures for people.
+
+        `with_away`: and the storage nodes that are expected, by their names.
+        """
         await self.refresh()
-        return [node for node in await self._members.described() if role in (None, node.role)]
+        nodes = [node for node in await self._members.described() if role in (None, node.role)]
+        if with_away and role in (None, Role.STORAGE):
+            live = {node.node_id for node in nodes}
+            for name, state in sorted((await self._members.expected()).items()):
+                if name not in live and state is not StorageState.DECOMMISSIONED:
+                    nodes.append(Node(node_id=name, about=StorageInfo(), state=state, is_away=True))
+        return nodes
 
     def storage_nodes(self) -> dict[str, Node]:
         """Return the live storage nodes, by name."""
@@ -231,7 +291,7 @@ class Cluster:
             self.live.pop(node.node_id, None)
             self._storage = {name: member for name, member in self._storage.items() if name != node.node_id}
             self._roster.lost(node.node_id)
-            await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
+            await self._members.leave(node.node_id, node.incarnation, crashed=True)  # until its next heartbeat
         except QuireError as error:
             logger().warning("membership cannot be written", error=str(error))
         finally:

@@ -10,12 +10,22 @@ from quire.model.durability import Durability
 from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.index import ChunkRecord, Drop, Evicted, Held, Listing, Match, ObjectMark, Pin
 from quire.model.keys import ChunkKeys, KeySample
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageState
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire_server.clock import Clock
 from quire_server.core.decoding import Candidate, Choice
 
-__all__ = ["Catalogue", "ChunkHolder", "Clock", "Decodes", "Index", "Members", "PolicyBook", "TenantQuotas"]
+__all__ = [
+    "Catalogue",
+    "ChunkHolder",
+    "Clock",
+    "Decodes",
+    "Index",
+    "Members",
+    "PolicyBook",
+    "RedisState",
+    "TenantQuotas",
+]
 
 
 class Index(Protocol):
@@ -46,6 +56,7 @@ class Index(Protocol):
     async def listing(self, node_id: str) -> Listing: ...
     async def count_change(self, node_id: str) -> None: ...
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]: ...
+    async def sole(self, node_id: str, counted: Sequence[str]) -> int: ...
     async def unregister_held(self, node_id: str, holdings: Sequence[Held], now_ms: int) -> None: ...
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]: ...
     async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None: ...
@@ -68,12 +79,24 @@ class Index(Protocol):
 class Members(Protocol):
     """Port to the members; see `quire_server.redis.Membership`."""
 
-    async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> None: ...
-    async def leave(self, node_id: str, incarnation: str) -> bool: ...
+    async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> StorageState: ...
+    async def leave(self, node_id: str, incarnation: str, *, crashed: bool = False) -> bool: ...
+    async def set_state(self, node_id: str, state: StorageState, previous: StorageState) -> bool: ...
+    async def expected(self) -> dict[str, StorageState]: ...
     async def live(self) -> list[Node]: ...
     async def described(self) -> list[Node]: ...
     async def now_ms(self) -> int:
         """Redis' clock, ms since the Unix epoch."""
+
+
+class RedisState(Protocol):
+    """Port to Redis' own state; see `quire_server.redis.RedisCapacity`."""
+
+    problems: list[str]
+
+    @property
+    def share(self) -> float | None:
+        """Used share of its memory; None if it is unknown."""
 
 
 class PolicyBook(Protocol):

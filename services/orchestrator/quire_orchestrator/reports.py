@@ -86,10 +86,11 @@ class Reports:
         """Withdraw chunks that a node lost, found corrupt, or cannot read: look-ups must stop promising them.
 
         Returns for each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`:
-        only where each of these nodes lives and is listed too, or the object tier is. `hidden`: the node keeps the
-        copies, and drops those of chunks that are evicted.
+        only where each of these nodes lives, is not to be removed, and is listed too, or the object tier is. `hidden`:
+        the node keeps the copies, and drops those of chunks that are evicted.
         """
-        if any(name not in self._cluster.live for name in keepers if name != OBJECT_TIER):
+        nodes = [self._cluster.live.get(name) for name in keepers if name != OBJECT_TIER]
+        if not all(node is not None and node.stays for node in nodes):
             return [False] * len(chunks)
         out = await self._index.unregister(
             node_id, chunks, self._clock.now_ms(), only_in_object=only_in_object, keepers=keepers, hidden=hidden

@@ -15,6 +15,7 @@ from quire_orchestrator.core.placement import Placement
 from quire_orchestrator.evictions import Evictions
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Index, Members, PolicyBook
+from quire_orchestrator.removals import Removals
 from quire_orchestrator.reports import Reports
 from quire_server.clock import ClusterClock
 from quire_server.lookups import Lookups, LookupSettings
@@ -48,6 +49,7 @@ class Orchestrator:
         self.evictions = Evictions(
             config=config, index=index, cluster=cluster, holders=holders, announcements=announcements, clock=clock
         )
+        self.removals = Removals(index=index, cluster=cluster, members=members)
         self.reports = Reports(config=config, index=index, cluster=cluster, announcements=announcements, clock=clock)
 
     @property

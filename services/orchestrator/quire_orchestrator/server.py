@@ -10,7 +10,7 @@ from quire.model.hashing import tenant_name
 from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
-from quire.wire import convert, convert_assignment, convert_images
+from quire.wire import convert, convert_assignment, convert_health, convert_images
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -21,6 +21,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import (
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.routing import build_of
+from quire_orchestrator.health import Health
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
@@ -46,19 +47,28 @@ from quire_server.redis import (
 from quire_server.redis.keys.access import salt_of
 from quire_server.service import member_channels, member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
+from quire_server.telemetry.build_info import CertificateLife
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
     """Maps messages to the orchestrator's parts and back."""
 
     def __init__(
-        self, orchestrator: Orchestrator, images: ImageDesk, quotas: TenantQuotas, secrets: Sequence[bytes]
+        self,
+        orchestrator: Orchestrator,
+        images: ImageDesk,
+        quotas: TenantQuotas,
+        secrets: Sequence[bytes],
+        health: Health | None = None,
     ) -> None:
+        """`health`: None without checks of the cluster."""
+        self._health = health
         self._cluster = orchestrator.cluster
         self._lookups = orchestrator.lookups
         self._allocation = orchestrator.allocation
         self._assigning = orchestrator.assigning
         self._evictions = orchestrator.evictions
+        self._removals = orchestrator.removals
         self._reports = orchestrator.reports
         self._policies = orchestrator.policies
         self._images = images
@@ -205,6 +215,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             all_members=changes.all,
             members_version=changes.version,
             now_ms=self._cluster.now_ms,
+            state=convert.state_to(news.state) if news.state is not None else common_pb2.STORAGE_STATE_UNSPECIFIED,
         )
 
     async def EvictChunks(
@@ -321,8 +332,30 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.ListNodesRequest, context: Any
     ) -> orchestrator_pb2.ListNodesResponse:
         role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
-        nodes = await self._cluster.nodes(role)
-        return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
+        nodes = await self._cluster.nodes(role, with_away=request.with_away or request.with_checks)
+        listed = [convert.node_to(node) for node in nodes if request.with_away or not node.is_away]
+        response = orchestrator_pb2.ListNodesResponse(nodes=listed)
+        if request.with_checks and self._health is not None:
+            response.checked = True
+            response.checks.extend(convert_health.checks_to(self._health.checks(nodes)))
+        return response
+
+    async def SetDraining(
+        self, request: gateway_pb2.SetDrainingRequest, context: Any
+    ) -> gateway_pb2.SetDrainingResponse:
+        await self._removals.set_draining(request.node_id, draining=request.draining)
+        return gateway_pb2.SetDrainingResponse()
+
+    async def Decommission(
+        self, request: gateway_pb2.DecommissionRequest, context: Any
+    ) -> gateway_pb2.DecommissionResponse:
+        await self._removals.decommission(request.node_id, lose_chunks=request.lose_chunks)
+        return gateway_pb2.DecommissionResponse()
+
+    async def CheckRemoval(
+        self, request: gateway_pb2.CheckRemovalRequest, context: Any
+    ) -> gateway_pb2.CheckRemovalResponse:
+        return convert.removal_to(await self._removals.check(request.node_id))
 
 
 def _given(request: Any, *names: str) -> dict[str, Any]:
@@ -373,19 +406,23 @@ async def serve(config: OrchestratorConfig) -> None:
         clock=clock,
         quotas=quotas,
     )
-    servicer = OrchestratorServicer(orchestrator, images, quotas, config.secrets)
-    add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
-    publish(lambda: orchestrator.stats)
     probe, capacity = RedisProbe(redis), RedisCapacity(redis)
+    life = CertificateLife(config.certificates)
+    health = Health(cluster=orchestrator.cluster, redis=capacity, certificates=life, clock=clock)
+    servicer = OrchestratorServicer(orchestrator, images, quotas, config.secrets, health)
+    add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
+    publish(lambda: {**orchestrator.stats, **health.stats})
     probe.start()
     await until_open(redis, *config.secrets)
     capacity.start()
     await orchestrator.start()
     images.start()
+    health.start()
     await server.start()
     await until_stopped(stop_within_s(config.stop_grace_s, config.drain_s), address=config.listen)
     await server.drain(config.drain_s)
     await server.stop(config.stop_grace_s)
+    await health.close()
     await images.close()
     await orchestrator.close()
     await capacity.close()

@@ -14,6 +14,7 @@ from quire.transport import LayerProduced, Stalled, Transport, decode_message
 from quire.transport.fair_threads import FairThreads
 from quire_server import tasks
 from quire_server.membership.heartbeat import ClusterNews
+from quire_storage.cluster.draining import Drainer
 from quire_storage.cluster.hot_copies import HotCopies
 from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.cluster.integrity import Integrity
@@ -181,6 +182,8 @@ class StorageNode:
             spawn=self._spawn,
             transfers=transfers,
             registry=self._registry,
+            state=lambda: self._drainer.state,
+            is_quarantined=self._integrity.is_quarantined,
         )
         self._start_background()
 
@@ -205,6 +208,17 @@ class StorageNode:
             tiers=tiers, index=self._ports.index, clock=clock, threads=self._threads, check_s=config.policy_check_s
         )
         self._spawn(housekeeping.run())
+        self._drainer = Drainer(
+            config=config,
+            tiers=tiers,
+            index=self._ports.index,
+            peers=self._ports.peers,
+            replicator=self._replicator,
+            clock=clock,
+            activity=lambda: self.requests.activity,
+            me=self._me,
+        )
+        self._spawn(self._drainer.run())
         self._spawn(self._hot_copies.run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
@@ -274,6 +288,7 @@ class StorageNode:
             link=self._config.link,
             has_object_tier=self._objects is not None,
             object_speed=self._objects.reads.speed.measured().rounded() if self._objects is not None else None,
+            reached=self._drainer.reached,
         )
 
     @property
@@ -298,6 +313,8 @@ class StorageNode:
             "quarantined": self._integrity.quarantined,
             "scrubbed": self._integrity.scrubbed,
             "alone": self._replicator.alone,
+            "to copy": self._drainer.left,
+            "failed drives": len(self._pool.map.failed_drives()) if self._pool is not None else 0,
         }
 
     @property
@@ -324,6 +341,8 @@ class StorageNode:
         """Take the cluster's part of a heartbeat's answer."""
         own = self._own_theta
         self._theta = Theta(news.theta.held_bytes or own.held_bytes, news.theta.object_bytes or own.object_bytes)
+        if news.state is not None:
+            self._drainer.told(news.state)
         self._reconciler.on_news(news)
 
     # ----

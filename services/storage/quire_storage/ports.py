@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.model.chunk_object import ObjectRange
 from quire.model.descriptor import Descriptor, RdmaTarget
+from quire.model.durability import Durability
 from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
@@ -190,9 +191,19 @@ class Peers(Protocol):
         """Have another node deliver chunks that it has into memory of this one."""
 
     async def replicate(
-        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+        self,
+        node: Node,
+        generations: Mapping[bytes, int],
+        source: Node,
+        *,
+        level: Durability = Durability.REPLICATED,
+        hot: bool = False,
     ) -> list[int]:
-        """Have a node pull chunks; for each 0: it has none, 1: it had a copy, 2: it has one now."""
+        """Have a node pull chunks; for each 0: it has none, 1: it had a copy, 2: it has one now.
+
+        `hot`: while they are read much, and in memory will do. Raises `NodeUnavailable` for a node that is to be
+        removed.
+        """
 
 
 class BlockIO(Protocol):

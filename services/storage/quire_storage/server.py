@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
+from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
@@ -135,7 +136,8 @@ class StorageServicer(StorageServiceServicer):
         if len(generations) != len(keys):
             raise InvalidRequest(f"{len(generations)} for {len(keys)} keys", field="generations")
         named = dict(zip(keys, generations, strict=True))
-        marks = await self._node.requests.replicate(source, named, hot=request.hot)
+        level = convert.durability_from(request.level) if request.level else Durability.REPLICATED
+        marks = await self._node.requests.replicate(source, named, level, hot=request.hot)
         return pb.ReplicateResponse(kept=bytes(marks))
 
 

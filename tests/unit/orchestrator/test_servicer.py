@@ -32,7 +32,7 @@ async def test_what_a_node_of_the_release_before_cannot_know_it_does_not_withdra
 
     async def count_change(reporter: str) -> None: ...
 
-    parts: Any = dict.fromkeys(["cluster", "lookups", "allocation", "assigning", "evictions", "policies"])
+    parts: Any = dict.fromkeys(["cluster", "lookups", "allocation", "assigning", "evictions", "removals", "policies"])
     orchestrator: Any = SimpleNamespace(reports=SimpleNamespace(withdraw=withdraw, count_change=count_change), **parts)
     unused: Any = None
     servicer = OrchestratorServicer(orchestrator, unused, unused, [])

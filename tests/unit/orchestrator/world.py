@@ -14,7 +14,7 @@ from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo
+from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo, StorageState
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
@@ -51,6 +51,7 @@ class World:
     away: set[str] = field(default_factory=set)
     epoch: str = ""
     changes: dict[str, int] = field(default_factory=dict)
+    states: dict[str, StorageState] = field(default_factory=dict)
 
     def with_objects(self) -> dict[str, Info]:
         """A storage node that reaches the object tier."""
@@ -79,9 +80,24 @@ class World:
 
     async def live(self) -> list[Node]:
         return [
-            Node(node_id=name, about=info, grpc_address=f"{name}:1", protocol_version=PROTOCOL_VERSION)
+            Node(
+                node_id=name,
+                about=info,
+                grpc_address=f"{name}:1",
+                protocol_version=PROTOCOL_VERSION,
+                state=self.states.get(name, StorageState.ACTIVE),
+            )
             for name, info in self.infos.items()
         ]
+
+    async def expected(self) -> dict[str, StorageState]:
+        return self.states
+
+    async def set_state(self, node_id: str, state: StorageState, previous: StorageState) -> bool:
+        if self.states.get(node_id) is not previous:
+            return False
+        self.states[node_id] = state
+        return True
 
     described = live
 

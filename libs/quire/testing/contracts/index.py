@@ -12,6 +12,7 @@ import pytest
 from quire.model.fingerprints import fingerprint
 from quire.model.index import (
     DIGEST_MODULUS,
+    OBJECT_TIER,
     ChunkRecord,
     Drop,
     Listing,
@@ -207,6 +208,22 @@ class IndexContract:
         assert await listing_of(index, "b") == await sum_of(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
         generations = await holdings(index, "a")
         assert set(generations) == {fingerprint(key) for key in expected} and all(generations.values())
+
+    async def test_what_one_node_alone_has_is_counted(self, index: Index) -> None:
+        """Copies on nodes that do not count are none; the object tier counts if it is named."""
+        keys, second_keys = chain(BUCKET_CHUNKS + 40), chain(5, branch=1, common=0)
+        await register(index, "a", records(keys, 0, len(keys)))
+        await register(index, "ab", records(second_keys, 0, 5))
+        await register(index, "b", records(keys, 0, 30))
+        await register(index, "c", records(keys, 20, 20))
+        await register(index, OBJECT_TIER, records(keys, 0, 10))
+        total = len(keys)
+        assert await index.sole("a", []) == total and await index.sole("a", ["ab", "a"]) == total
+        assert await index.sole("a", ["b"]) == total - 30
+        assert await index.sole("a", ["b", "c"]) == total - 40
+        assert await index.sole("a", [OBJECT_TIER]) == total - 10
+        assert await index.sole("b", ["c"]) == 20 and await index.sole("b", ["a"]) == 0
+        assert await index.sole("nobody", ["a"]) == 0
 
     async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:
         """Holdings of a lost node are removed by fingerprints, also in consecutive buckets."""

@@ -50,6 +50,20 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_DECODER: _ClassVar[Role]
     ROLE_GATEWAY: _ClassVar[Role]
     ROLE_SCHEDULER: _ClassVar[Role]
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_OK: _ClassVar[Verdict]
+    VERDICT_WARN: _ClassVar[Verdict]
+    VERDICT_ERR: _ClassVar[Verdict]
+
+class StorageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORAGE_STATE_UNSPECIFIED: _ClassVar[StorageState]
+    STORAGE_STATE_ACTIVE: _ClassVar[StorageState]
+    STORAGE_STATE_DRAINING: _ClassVar[StorageState]
+    STORAGE_STATE_DECOMMISSIONED: _ClassVar[StorageState]
 ATTENTION_UNSPECIFIED: Attention
 ATTENTION_KV_HEADS: Attention
 ATTENTION_MLA: Attention
@@ -76,6 +90,14 @@ ROLE_STORAGE: Role
 ROLE_DECODER: Role
 ROLE_GATEWAY: Role
 ROLE_SCHEDULER: Role
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_OK: Verdict
+VERDICT_WARN: Verdict
+VERDICT_ERR: Verdict
+STORAGE_STATE_UNSPECIFIED: StorageState
+STORAGE_STATE_ACTIVE: StorageState
+STORAGE_STATE_DRAINING: StorageState
+STORAGE_STATE_DECOMMISSIONED: StorageState
 
 class KvLayout(_message.Message):
     __slots__ = ("num_layers", "chunk_tokens", "attention", "kv_heads", "head_dim", "dtype")
@@ -179,8 +201,22 @@ class NodeAddress(_message.Message):
     worker_address: bytes
     def __init__(self, node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., worker_address: _Optional[bytes] = ...) -> None: ...
 
+class HealthCheck(_message.Message):
+    __slots__ = ("code", "verdict", "node", "problem", "advice")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    verdict: Verdict
+    node: str
+    problem: str
+    advice: str
+    def __init__(self, code: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
+
 class Node(_message.Message):
-    __slots__ = ("node_id", "grpc_address", "incarnation", "protocol_version", "host", "zone", "storage", "decoder", "gateway", "scheduler", "stats", "tenant_stats", "notes", "running")
+    __slots__ = ("node_id", "grpc_address", "incarnation", "protocol_version", "host", "zone", "storage", "decoder", "gateway", "scheduler", "stats", "tenant_stats", "notes", "running", "state", "away")
     class StatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +252,8 @@ class Node(_message.Message):
     TENANT_STATS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     grpc_address: str
     incarnation: str
@@ -230,7 +268,9 @@ class Node(_message.Message):
     tenant_stats: _containers.ScalarMap[str, float]
     notes: _containers.ScalarMap[str, str]
     running: _containers.RepeatedCompositeFieldContainer[RunningDelivery]
-    def __init__(self, node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., storage: _Optional[_Union[StorageInfo, _Mapping]] = ..., decoder: _Optional[_Union[DecoderInfo, _Mapping]] = ..., gateway: _Optional[_Union[GatewayInfo, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerInfo, _Mapping]] = ..., stats: _Optional[_Mapping[str, float]] = ..., tenant_stats: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Mapping[str, str]] = ..., running: _Optional[_Iterable[_Union[RunningDelivery, _Mapping]]] = ...) -> None: ...
+    state: StorageState
+    away: bool
+    def __init__(self, node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., storage: _Optional[_Union[StorageInfo, _Mapping]] = ..., decoder: _Optional[_Union[DecoderInfo, _Mapping]] = ..., gateway: _Optional[_Union[GatewayInfo, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerInfo, _Mapping]] = ..., stats: _Optional[_Mapping[str, float]] = ..., tenant_stats: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Mapping[str, str]] = ..., running: _Optional[_Iterable[_Union[RunningDelivery, _Mapping]]] = ..., state: _Optional[_Union[StorageState, str]] = ..., away: _Optional[bool] = ...) -> None: ...
 
 class RunningDelivery(_message.Message):
     __slots__ = ("delivery_id", "tenant", "layers", "layers_sent", "bytes_per_layer", "rate_bytes_per_s", "running_ms")
@@ -251,20 +291,22 @@ class RunningDelivery(_message.Message):
     def __init__(self, delivery_id: _Optional[bytes] = ..., tenant: _Optional[str] = ..., layers: _Optional[int] = ..., layers_sent: _Optional[int] = ..., bytes_per_layer: _Optional[int] = ..., rate_bytes_per_s: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class StorageInfo(_message.Message):
-    __slots__ = ("worker_address", "capacity_bytes", "used_bytes", "link", "has_object_tier", "object_speed")
+    __slots__ = ("worker_address", "capacity_bytes", "used_bytes", "link", "has_object_tier", "object_speed", "reached")
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     HAS_OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
     OBJECT_SPEED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     worker_address: bytes
     capacity_bytes: int
     used_bytes: int
     link: str
     has_object_tier: bool
     object_speed: ObjectSpeed
-    def __init__(self, worker_address: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., link: _Optional[str] = ..., has_object_tier: _Optional[bool] = ..., object_speed: _Optional[_Union[ObjectSpeed, _Mapping]] = ...) -> None: ...
+    reached: StorageState
+    def __init__(self, worker_address: _Optional[bytes] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., link: _Optional[str] = ..., has_object_tier: _Optional[bool] = ..., object_speed: _Optional[_Union[ObjectSpeed, _Mapping]] = ..., reached: _Optional[_Union[StorageState, str]] = ...) -> None: ...
 
 class ObjectSpeed(_message.Message):
     __slots__ = ("latency_us", "request_us", "bytes_per_s")

@@ -313,6 +313,54 @@ class SetThetaResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetDrainingRequest(_message.Message):
+    __slots__ = ("node_id", "draining")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    draining: bool
+    def __init__(self, node_id: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class SetDrainingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DecommissionRequest(_message.Message):
+    __slots__ = ("node_id", "lose_chunks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOSE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    lose_chunks: bool
+    def __init__(self, node_id: _Optional[str] = ..., lose_chunks: _Optional[bool] = ...) -> None: ...
+
+class DecommissionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckRemovalRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class CheckRemovalResponse(_message.Message):
+    __slots__ = ("state", "alive", "sole_chunks", "drained", "safe", "reason", "left_chunks")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    SOLE_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    SAFE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEFT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    state: _common_pb2.StorageState
+    alive: bool
+    sole_chunks: int
+    drained: bool
+    safe: bool
+    reason: str
+    left_chunks: int
+    def __init__(self, state: _Optional[_Union[_common_pb2.StorageState, str]] = ..., alive: _Optional[bool] = ..., sole_chunks: _Optional[int] = ..., drained: _Optional[bool] = ..., safe: _Optional[bool] = ..., reason: _Optional[str] = ..., left_chunks: _Optional[int] = ...) -> None: ...
+
 class LookupRequest(_message.Message):
     __slots__ = ("namespace", "chunk_keys", "tokens", "lease_ttl_ms", "host", "zone", "prompt_tokens", "device", "unchained", "other_shards", "sample")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -679,11 +727,17 @@ class EvictResponse(_message.Message):
     def __init__(self, evicted_chunks: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_away",)
+    WITH_AWAY_FIELD_NUMBER: _ClassVar[int]
+    with_away: bool
+    def __init__(self, with_away: _Optional[bool] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "checks", "checked")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ...) -> None: ...
+    checks: _containers.RepeatedCompositeFieldContainer[_common_pb2.HealthCheck]
+    checked: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[_common_pb2.HealthCheck, _Mapping]]] = ..., checked: _Optional[bool] = ...) -> None: ...

@@ -990,6 +990,21 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.SetDraining = channel.unary_unary(
+                '/quire.v1.AdminService/SetDraining',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.FromString,
+                _registered_method=True)
+        self.Decommission = channel.unary_unary(
+                '/quire.v1.AdminService/Decommission',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.DecommissionRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.DecommissionResponse.FromString,
+                _registered_method=True)
+        self.CheckRemoval = channel.unary_unary(
+                '/quire.v1.AdminService/CheckRemoval',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.FromString,
+                _registered_method=True)
         self.ListSpans = channel.unary_stream(
                 '/quire.v1.AdminService/ListSpans',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.ListClusterSpansRequest.SerializeToString,
@@ -1050,6 +1065,28 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDraining(self, request, context):
+        """Have a storage node's chunks copied to other nodes, or end that: it takes stores again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Decommission(self, request, context):
+        """A storage node whose chunks others have is not used any more, and no longer expected once it has stopped. Fails with
+        FAILED_PRECONDITION while it has the only copy of a chunk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckRemoval(self, request, context):
+        """What would be lost with a storage node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSpans(self, request, context):
         """The spans that the members of the cluster keep in memory.
         """
@@ -1094,6 +1131,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.SerializeToString,
+            ),
+            'SetDraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDraining,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.SerializeToString,
+            ),
+            'Decommission': grpc.unary_unary_rpc_method_handler(
+                    servicer.Decommission,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.DecommissionRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.DecommissionResponse.SerializeToString,
+            ),
+            'CheckRemoval': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckRemoval,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.SerializeToString,
             ),
             'ListSpans': grpc.unary_stream_rpc_method_handler(
                     servicer.ListSpans,
@@ -1291,6 +1343,87 @@ class AdminService:
             '/quire.v1.AdminService/Watch',
             quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/SetDraining',
+            quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decommission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/Decommission',
+            quire_dot_v1_dot_gateway__pb2.DecommissionRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.DecommissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckRemoval(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/CheckRemoval',
+            quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.FromString,
             options,
             channel_credentials,
             insecure,

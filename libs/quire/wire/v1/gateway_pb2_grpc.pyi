@@ -340,6 +340,14 @@ class AdminServiceStub:
     """As `SetTheta`, for payloads with chunks that only the object tier has. For operators."""
     Watch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+    SetDraining: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetDrainingRequest, _gateway_pb2.SetDrainingResponse]
+    """Have a storage node's chunks copied to other nodes, or end that: it takes stores again."""
+    Decommission: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DecommissionRequest, _gateway_pb2.DecommissionResponse]
+    """A storage node whose chunks others have is not used any more, and no longer expected once it has stopped. Fails with
+    FAILED_PRECONDITION while it has the only copy of a chunk.
+    """
+    CheckRemoval: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CheckRemovalRequest, _gateway_pb2.CheckRemovalResponse]
+    """What would be lost with a storage node."""
     ListSpans: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]
     """The spans that the members of the cluster keep in memory."""
 
@@ -362,6 +370,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """As `SetTheta`, for payloads with chunks that only the object tier has. For operators."""
     Watch: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]  # type: ignore[assignment]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+    SetDraining: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetDrainingRequest, _gateway_pb2.SetDrainingResponse]  # type: ignore[assignment]
+    """Have a storage node's chunks copied to other nodes, or end that: it takes stores again."""
+    Decommission: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DecommissionRequest, _gateway_pb2.DecommissionResponse]  # type: ignore[assignment]
+    """A storage node whose chunks others have is not used any more, and no longer expected once it has stopped. Fails with
+    FAILED_PRECONDITION while it has the only copy of a chunk.
+    """
+    CheckRemoval: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CheckRemovalRequest, _gateway_pb2.CheckRemovalResponse]  # type: ignore[assignment]
+    """What would be lost with a storage node."""
     ListSpans: _aio.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]  # type: ignore[assignment]
     """The spans that the members of the cluster keep in memory."""
 
@@ -423,6 +439,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.WatchResponse], _abc.AsyncIterator[_gateway_pb2.WatchResponse]]:
         """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+
+    @_abc_1.abstractmethod
+    def SetDraining(
+        self,
+        request: _gateway_pb2.SetDrainingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetDrainingResponse, _abc.Awaitable[_gateway_pb2.SetDrainingResponse]]:
+        """Have a storage node's chunks copied to other nodes, or end that: it takes stores again."""
+
+    @_abc_1.abstractmethod
+    def Decommission(
+        self,
+        request: _gateway_pb2.DecommissionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DecommissionResponse, _abc.Awaitable[_gateway_pb2.DecommissionResponse]]:
+        """A storage node whose chunks others have is not used any more, and no longer expected once it has stopped. Fails with
+        FAILED_PRECONDITION while it has the only copy of a chunk.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckRemoval(
+        self,
+        request: _gateway_pb2.CheckRemovalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.CheckRemovalResponse, _abc.Awaitable[_gateway_pb2.CheckRemovalResponse]]:
+        """What would be lost with a storage node."""
 
     @_abc_1.abstractmethod
     def ListSpans(

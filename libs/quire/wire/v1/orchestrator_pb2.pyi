@@ -302,7 +302,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., members_version: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("interval_ms", "index_epoch", "theta_bytes", "listed_chunks", "listed_digest", "rebuild", "changes", "has_listing", "members", "gone", "all_members", "members_version", "now_ms", "theta_object_bytes")
+    __slots__ = ("interval_ms", "index_epoch", "theta_bytes", "listed_chunks", "listed_digest", "rebuild", "changes", "has_listing", "members", "gone", "all_members", "members_version", "now_ms", "theta_object_bytes", "state")
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     INDEX_EPOCH_FIELD_NUMBER: _ClassVar[int]
     THETA_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,7 @@ class HeartbeatResponse(_message.Message):
     MEMBERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     THETA_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     interval_ms: int
     index_epoch: str
     theta_bytes: int
@@ -331,7 +332,8 @@ class HeartbeatResponse(_message.Message):
     members_version: str
     now_ms: int
     theta_object_bytes: int
-    def __init__(self, interval_ms: _Optional[int] = ..., index_epoch: _Optional[str] = ..., theta_bytes: _Optional[int] = ..., listed_chunks: _Optional[int] = ..., listed_digest: _Optional[int] = ..., rebuild: _Optional[str] = ..., changes: _Optional[int] = ..., has_listing: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., all_members: _Optional[bool] = ..., members_version: _Optional[str] = ..., now_ms: _Optional[int] = ..., theta_object_bytes: _Optional[int] = ...) -> None: ...
+    state: _common_pb2.StorageState
+    def __init__(self, interval_ms: _Optional[int] = ..., index_epoch: _Optional[str] = ..., theta_bytes: _Optional[int] = ..., listed_chunks: _Optional[int] = ..., listed_digest: _Optional[int] = ..., rebuild: _Optional[str] = ..., changes: _Optional[int] = ..., has_listing: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., all_members: _Optional[bool] = ..., members_version: _Optional[str] = ..., now_ms: _Optional[int] = ..., theta_object_bytes: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.StorageState, str]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node_id", "incarnation")
@@ -346,13 +348,21 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListNodesRequest(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "with_away", "with_checks")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    WITH_AWAY_FIELD_NUMBER: _ClassVar[int]
+    WITH_CHECKS_FIELD_NUMBER: _ClassVar[int]
     role: _common_pb2.Role
-    def __init__(self, role: _Optional[_Union[_common_pb2.Role, str]] = ...) -> None: ...
+    with_away: bool
+    with_checks: bool
+    def __init__(self, role: _Optional[_Union[_common_pb2.Role, str]] = ..., with_away: _Optional[bool] = ..., with_checks: _Optional[bool] = ...) -> None: ...
 
 class ListNodesResponse(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "checks", "checked")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ...) -> None: ...
+    checks: _containers.RepeatedCompositeFieldContainer[_common_pb2.HealthCheck]
+    checked: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[_common_pb2.HealthCheck, _Mapping]]] = ..., checked: _Optional[bool] = ...) -> None: ...

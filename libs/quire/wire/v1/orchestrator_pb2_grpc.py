@@ -202,6 +202,21 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.SetDraining = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SetDraining',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.FromString,
+                _registered_method=True)
+        self.Decommission = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Decommission',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.DecommissionRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.DecommissionResponse.FromString,
+                _registered_method=True)
+        self.CheckRemoval = channel.unary_unary(
+                '/quire.v1.OrchestratorService/CheckRemoval',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.FromString,
+                _registered_method=True)
 
 
 class OrchestratorServiceServicer:
@@ -439,6 +454,27 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDraining(self, request, context):
+        """As of `AdminService`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Decommission(self, request, context):
+        """As of `AdminService`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckRemoval(self, request, context):
+        """As of `AdminService`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OrchestratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -606,6 +642,21 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListNodesRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'SetDraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDraining,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.SerializeToString,
+            ),
+            'Decommission': grpc.unary_unary_rpc_method_handler(
+                    servicer.Decommission,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.DecommissionRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.DecommissionResponse.SerializeToString,
+            ),
+            'CheckRemoval': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckRemoval,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1500,6 +1551,87 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/ListNodes',
             quire_dot_v1_dot_orchestrator__pb2.ListNodesRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SetDraining',
+            quire_dot_v1_dot_gateway__pb2.SetDrainingRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetDrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decommission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Decommission',
+            quire_dot_v1_dot_gateway__pb2.DecommissionRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.DecommissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckRemoval(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/CheckRemoval',
+            quire_dot_v1_dot_gateway__pb2.CheckRemovalRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.CheckRemovalResponse.FromString,
             options,
             channel_credentials,
             insecure,

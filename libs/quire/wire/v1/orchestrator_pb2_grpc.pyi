@@ -101,6 +101,12 @@ class OrchestratorServiceStub:
     """Deregister a node that is stopping."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListNodesRequest, _orchestrator_pb2.ListNodesResponse]
     """The live members."""
+    SetDraining: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetDrainingRequest, _gateway_pb2.SetDrainingResponse]
+    """As of `AdminService`."""
+    Decommission: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DecommissionRequest, _gateway_pb2.DecommissionResponse]
+    """As of `AdminService`."""
+    CheckRemoval: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CheckRemovalRequest, _gateway_pb2.CheckRemovalResponse]
+    """As of `AdminService`."""
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
@@ -173,6 +179,12 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Deregister a node that is stopping."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListNodesRequest, _orchestrator_pb2.ListNodesResponse]  # type: ignore[assignment]
     """The live members."""
+    SetDraining: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetDrainingRequest, _gateway_pb2.SetDrainingResponse]  # type: ignore[assignment]
+    """As of `AdminService`."""
+    Decommission: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DecommissionRequest, _gateway_pb2.DecommissionResponse]  # type: ignore[assignment]
+    """As of `AdminService`."""
+    CheckRemoval: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CheckRemovalRequest, _gateway_pb2.CheckRemovalResponse]  # type: ignore[assignment]
+    """As of `AdminService`."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Placement, what nodes report, membership, images."""
@@ -440,5 +452,29 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.ListNodesResponse, _abc.Awaitable[_orchestrator_pb2.ListNodesResponse]]:
         """The live members."""
+
+    @_abc_1.abstractmethod
+    def SetDraining(
+        self,
+        request: _gateway_pb2.SetDrainingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetDrainingResponse, _abc.Awaitable[_gateway_pb2.SetDrainingResponse]]:
+        """As of `AdminService`."""
+
+    @_abc_1.abstractmethod
+    def Decommission(
+        self,
+        request: _gateway_pb2.DecommissionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DecommissionResponse, _abc.Awaitable[_gateway_pb2.DecommissionResponse]]:
+        """As of `AdminService`."""
+
+    @_abc_1.abstractmethod
+    def CheckRemoval(
+        self,
+        request: _gateway_pb2.CheckRemovalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.CheckRemovalResponse, _abc.Awaitable[_gateway_pb2.CheckRemovalResponse]]:
+        """As of `AdminService`."""
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -236,18 +236,20 @@ class SendNonceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("chunk_keys", "source", "hot", "permit", "generations")
+    __slots__ = ("chunk_keys", "source", "hot", "permit", "generations", "level")
     CHUNK_KEYS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     HOT_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     chunk_keys: bytes
     source: _common_pb2.Node
     hot: bool
     permit: bytes
     generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, chunk_keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., hot: _Optional[bool] = ..., permit: _Optional[bytes] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    level: _common_pb2.Durability
+    def __init__(self, chunk_keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., hot: _Optional[bool] = ..., permit: _Optional[bytes] = ..., generations: _Optional[_Iterable[int]] = ..., level: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("kept",)

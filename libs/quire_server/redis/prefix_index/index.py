@@ -49,6 +49,7 @@ _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = b"quire:rebuild"
 _REBUILT_KEY: Final = b"{quire:rebuild}:done"
 _HELD_AT_ONCE: Final = 4096
+_PAGES_COUNTED: Final = 256
 _DROPS_TTL_MS: Final = 30 * 24 * 3_600_000
 _DROPS_PAGE: Final = 1024
 _TAG_SHIFT: Final = 48
@@ -268,6 +269,20 @@ class PrefixIndex(BucketScripts):
                 middle, end = at + PRINT_BYTES, at + 2 * PRINT_BYTES
                 holdings.append(Held(packed[at:middle], bucket, int.from_bytes(packed[middle:end], "big")))
         return holdings, next_cursor
+
+    async def sole(self, node_id: str, counted: Sequence[str]) -> int:
+        """Return how many chunks a node is listed for that none of the `counted` holders is listed for.
+
+        A chunk that is listed all the while is counted once at least.
+        """
+        total, cursor, unfinished = 0, 0, True
+        while unfinished:
+            async with metadata_errors():
+                names, cursor = await self._scan(cursor, PAGES, "string", _PAGES_COUNTED)
+            together = [[name] for name in names] if self._cluster else [names]
+            total += sum(await self._all("sole", [(keys, [node_id, *counted]) for keys in together if keys]))
+            unfinished = cursor != 0
+        return total
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
         """A page of what `node_id` is to drop, and the next cursor, 0 at the end.

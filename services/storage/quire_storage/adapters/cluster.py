@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.model.descriptor import Descriptor
+from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
 from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
@@ -204,10 +205,20 @@ class GrpcPeers:
         return outcome
 
     async def replicate(
-        self, node: Node, generations: Mapping[bytes, int], source: Node, *, hot: bool = False
+        self,
+        node: Node,
+        generations: Mapping[bytes, int],
+        source: Node,
+        *,
+        level: Durability = Durability.REPLICATED,
+        hot: bool = False,
     ) -> list[int]:
         request = storage_pb2.ReplicateRequest(
-            chunk_keys=b"".join(generations), generations=generations.values(), source=convert.node_to(source), hot=hot
+            chunk_keys=b"".join(generations),
+            generations=generations.values(),
+            source=convert.node_to(source),
+            hot=hot,
+            level=convert.durability_to(level),
         )
         member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(node).Replicate, request, timeout_s=COPY_S_MAX, again=False)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
-from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.ranges import ChunkRange
@@ -107,8 +106,9 @@ class HotCopies:
         if not chunks:
             return
         holders = set((await self._index.locate([chunks[0].record]))[0])
-        candidates = [node for node in await self._peers.storage_nodes() if node.node_id not in holders]
-        candidates = [node for node in candidates if node.node_id != self._config.node_id]
+        holders.add(self._config.node_id)
+        nodes = await self._peers.storage_nodes()
+        candidates = [node for node in nodes if node.stays and node.node_id not in holders]
         if not candidates:
             return
         name = claims_by_capacity(candidates).strongest([hot.keys.at(0)])[0]
@@ -135,13 +135,14 @@ class HotCopies:
                 logger().info("gave up a copy that is cold", chunks=given_up)
 
     async def _give_up_cold(self, keys: ChunkKeys) -> int:
-        """Give up copies that another node keeps as durably; those that were raised to `replicated` here stay."""
+        """Give up copies that a node that stays keeps as durably, unless they were raised to `replicated` here."""
         headers = [header for key in keys if (header := self._tiers.find(key)) is not None]
         headers = [header for header in headers if header.level is not Durability.REPLICATED]
         holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []
+        others = {node.node_id for node in await self._peers.storage_nodes() if node.stays} - {self._config.node_id}
         groups: dict[tuple[str, Durability], list[bytes]] = {}
         for header, listed in zip(headers, holders, strict=True):
-            keepers = sorted(name for name in listed if name not in (self._config.node_id, OBJECT_TIER))
+            keepers = sorted(others.intersection(listed))
             if keepers:
                 groups.setdefault((keepers[0], header.level), []).append(header.chunk.key)
         given_up = 0

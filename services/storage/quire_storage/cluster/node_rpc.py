@@ -6,20 +6,21 @@ A request that has begun is carried out, even if its caller disconnects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
+from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageState
 from quire.model.outcome import NodeOutcome
 from quire.model.transfers import IngestOrder
 from quire_server.core.shares import SharedBound
+from quire_storage.cluster.draining import Activity
 from quire_storage.cluster.hot_copies import HotCopies
 from quire_storage.cluster.registry import Registry
-from quire_storage.cluster.replication import Replicator
+from quire_storage.cluster.replication import LACKED, Replicator
 from quire_storage.config import StorageConfig
 from quire_storage.core.pool.format import pack_header
 from quire_storage.delivery.transfers import RETRY_S, Transfers
@@ -42,7 +43,12 @@ class NodeRequests:
         spawn: Spawn,
         transfers: Transfers,
         registry: Registry,
+        state: Callable[[], StorageState],
+        is_quarantined: Callable[[bytes], bool],
     ) -> None:
+        """`state`: returns what operators ask of this node. `is_quarantined`: whether a chunk cannot be read here."""
+        self._is_quarantined = is_quarantined
+        self._state = state
         self._registry = registry
         self._transfers = transfers
         self._config = config
@@ -52,6 +58,19 @@ class NodeRequests:
         self._hot_copies = hot_copies
         self._spawn = spawn
         self._ingests = SharedBound(config.ingests_max)
+        self._running = self._begun = 0
+
+    @property
+    def activity(self) -> Activity:
+        """Requests that bring chunks here, or raise their level."""
+        return Activity(self._running, self._begun)
+
+    def _count(self, task: asyncio.Task[Any]) -> None:
+        self._running, self._begun = self._running + 1, self._begun + 1
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._running -= 1
 
     @property
     def ingests(self) -> int:
@@ -60,6 +79,8 @@ class NodeRequests:
 
     async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
+        if self._is_out():
+            raise NodeUnavailable(f"{self._config.node_id} is decommissioned; store again, which asks for another node")
         self._stores.check_level(call.durability)
         if not self._ingests.take(call.tenant):
             raise TooManyRequests(f"{self.ingests} stores are running; retry later", retry_after_s=RETRY_S)
@@ -71,6 +92,7 @@ class NodeRequests:
             raise
         self._transfers.stop_by(name, lambda: self._stores.abandon(call.store_id))
         task = self._spawn(self._stores.ingest(call), traced=True)
+        self._count(task)
         task.add_done_callback(lambda ended: self._ingested(ended, call.tenant))
         task.add_done_callback(lambda _: self._transfers.end(name))
         try:
@@ -80,6 +102,14 @@ class NodeRequests:
             if not task.done():
                 self._stores.abandon(call.store_id)
             raise
+
+    def _keeps_copies(self) -> bool:
+        """Whether others may count on copies that are here: this node is not to be removed."""
+        return self._state() is StorageState.ACTIVE
+
+    def _is_out(self) -> bool:
+        """Whether operators have taken this node out of use: nobody would copy a chunk that it took now."""
+        return self._state() is StorageState.DECOMMISSIONED
 
     def _ingested(self, task: asyncio.Task[Any], tenant: str) -> None:
         self._ingests.give_back(tenant)
@@ -106,8 +136,11 @@ class NodeRequests:
 
     async def raise_level(self, keys: ChunkKeys, durability: Durability) -> list[bool]:
         """Make chunks that are here durable at a level; for each whether it is now."""
+        if self._is_out():
+            raise NodeUnavailable(f"{self._config.node_id} is decommissioned: it makes nothing durable")
         self._stores.check_level(durability)
         task = self._spawn(self._stores.raise_level(list(keys), durability), traced=True)
+        self._count(task)
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
 
@@ -117,17 +150,25 @@ class NodeRequests:
         await self._tiers.evict(chunk_keys, keepers=[OBJECT_TIER], level=Durability.OBJECT)
         return [key not in self._tiers.residency for key in chunk_keys]
 
-    async def replicate(self, source: Node, generations: Mapping[bytes, int], *, hot: bool = False) -> list[int]:
-        """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`.
+    async def replicate(
+        self, source: Node, generations: Mapping[bytes, int], level: Durability, *, hot: bool = False
+    ) -> list[int]:
+        """Pull chunks from another node; for each the mark of `Replicator.pull`.
 
-        `hot`: while they are read much, and in memory will do.
+        `hot`: while they are read much, and in memory will do. Raises `NodeUnavailable` if this node is to be removed.
         """
+        if not self._keeps_copies():
+            raise NodeUnavailable(f"{self._config.node_id} is {self._state().value}: it takes no copies")
         if hot:
             task = self._spawn(self._hot_copies.pull(source, generations), traced=True)
+            self._count(task)
             return cast(list[int], await asyncio.shield(task))
-        self._stores.check_level(Durability.LOCAL)
-        task = self._spawn(self._replicator.pull(source, generations), traced=True)
-        return cast(list[int], await asyncio.shield(task))
+        self._stores.check_level(Durability.LOCAL if level is Durability.REPLICATED else level)
+        readable = {key: name for key, name in generations.items() if not self._is_quarantined(key)}
+        task = self._spawn(self._replicator.pull(source, readable, level), traced=True)
+        self._count(task)
+        marks = dict(zip(readable, cast(list[int], await asyncio.shield(task)), strict=True))
+        return [marks.get(key, LACKED) for key in generations]
 
     def describe(self, keys: ChunkKeys) -> list[bytes]:
         """Headers of the chunks that are here."""

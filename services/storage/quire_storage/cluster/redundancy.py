@@ -43,6 +43,11 @@ def start_of(node: Node) -> tuple[str, str]:
     return node.node_id, f"{node.incarnation}/{node.capacity_bytes}"
 
 
+def counted(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes whose copies count: those that are not to be removed."""
+    return [node for node in nodes if node.stays]
+
+
 def digest(starts: Iterable[tuple[str, str]]) -> str:
     """Return a digest of nodes' names and starts."""
     names = "\n".join(f"{name} {incarnation}" for name, incarnation in sorted(starts))
@@ -78,10 +83,12 @@ def unready(nodes: Iterable[Node], me: str) -> list[str]:
     """Names of storage nodes that have not checked all their replicas among these nodes; `me` if it is not among them.
 
     Nodes that keep no replicas do not say anything of them; nor do those of a release before, which are waited for.
+    Those that are to be removed are not asked.
     """
     nodes = list(nodes)
-    expected = digest(map(start_of, nodes))
     absent = [] if any(node.node_id == me for node in nodes) else [me]
+    nodes = counted(nodes)
+    expected = digest(map(start_of, nodes))
     return absent + [node.node_id for node in nodes if _checked(node, expected) != expected]
 
 

@@ -161,7 +161,7 @@ class Replicator:
         sources = {self._config.node_id, OBJECT_TIER}  # the index would refuse a copy of a chunk that it does not list
         unsafe = [chunk.key for chunk, names in zip(chunks, holders, strict=True) if not sources.isdisjoint(names)]
         safe, copied = set[bytes](), set[bytes]()
-        for target in await self._candidates(unsafe, already):
+        for target in await self.candidates(unsafe, already):
             generations = await self.entries_of(unsafe)
             if not generations:
                 break
@@ -226,19 +226,22 @@ class Replicator:
                 yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
 
     async def keep_replicated(self) -> None:
-        """See to it that replicated chunks have two live holders.
+        """See to it that replicated chunks have two live holders that stay.
 
-        After a change of the storage nodes those whose other copy may be lost are checked; without one all, some at a
-        time.
+        After a change of these nodes those whose other copy may be lost are checked; without one all, some at a time.
+        The chunks of a node that is to be removed are copied by `Drainer`.
         """
         while True:
             await self._clock.sleep(self._config.replication_check_s)
             try:
-                nodes = set(map(redundancy.start_of, await self._peers.storage_nodes()))
-                if nodes == self._known:
+                nodes = await self._peers.storage_nodes()
+                starts = set(map(redundancy.start_of, redundancy.counted(nodes)))
+                if any(node.node_id == self._config.node_id and not node.stays for node in nodes):
+                    self._known, self._pending, self._alone = starts, 0, set()
+                elif starts == self._known:
                     await self._patrol()
-                elif await self._respread(nodes):
-                    self._known = nodes
+                elif await self._respread(starts):
+                    self._known = starts
                 else:
                     await self._clock.sleep(_RESPREAD_PAUSE_S)
             except QuireError as error:
@@ -282,11 +285,11 @@ class Replicator:
         alone: list[bytes] = []
         surplus: dict[tuple[str, ...], list[bytes]] = {}
         holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
-        nodes = await self._peers.storage_nodes()
+        nodes = redundancy.counted(await self._peers.storage_nodes())
         starts = {node.node_id: redundancy.start_of(node) for node in nodes}
         zones = {node.node_id: node.location.zone for node in nodes}
         for chunk, listed in zip(chunks, holders, strict=True):
-            keepers = keepers_of(chunk.key, listed, zones)
+            keepers = keepers_of(chunk.key, [name for name in listed if name in zones], zones)
             peers = [starts[name] for name in keepers if name != me and name in starts]
             if peers:
                 self._elsewhere[chunk.key] = peers[0]
@@ -332,8 +335,11 @@ class Replicator:
         marks = await self._peers.replicate(keeper, generations, self._me()) if generations else []
         return {key for key, is_kept in zip(generations, marks, strict=True) if is_kept}
 
-    async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
-        """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""
+    async def candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
+        """Other nodes that stay: the farthest first, of these those that have some of the chunks, then by their claim.
+
+        `already`: names of nodes that have some.
+        """
         if not keys:
             return []
         me = self._me()
@@ -341,8 +347,8 @@ class Replicator:
         def preference(node: Node) -> tuple[int, bool, bytes]:
             return -me.location.distance(node.location), node.node_id not in already, _claim(keys[0], node.node_id)
 
-        nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
-        return sorted(nodes, key=preference)
+        nodes = await self._peers.storage_nodes()
+        return sorted((node for node in nodes if node.stays and node.node_id != me.node_id), key=preference)
 
     async def _pull_some(
         self, source: Node, keys: Sequence[bytes], level: Durability, within: Mapping[bytes, int]
@@ -402,7 +408,7 @@ class Replicator:
 
 
 def keepers_of(key: bytes, holders: Sequence[str], zones: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes that keep their copies.
+    """Return the nodes that keep their copies, of the `holders`, which stay.
 
     These have the lowest claims, so that all nodes choose the same; they are in several zones if possible. `zones`: of
     the nodes that are alive, by name.

@@ -66,6 +66,12 @@ class Contents:
         """Return whether a retired drive has a copy that was listed in this entry: it comes back with the drive."""
         return self.copies.on_retired.get(key) == generation
 
+    def retired(self) -> dict[bytes, int]:
+        """Return the generations of the entries of chunks that are on retired drives alone, as far as is known."""
+        in_objects = self.copies.retired_in_objects
+        rows = self.copies.on_retired.items()
+        return {key: generation for key, generation in rows if key not in in_objects and key not in self}
+
     def in_object(self, key: bytes) -> bool:
         """Return whether the object tier has a readable chunk, under the index entry that lists this node."""
         entry = self.copies.entries.get(key)

@@ -43,6 +43,7 @@ class Copies:
         withdrawing: Keys whose withdrawal the index has not acknowledged, with the number of withdrawals.
         replicated: Keys of resident copies that have to have a second copy on another node.
         on_retired: Generations of the entries of chunks whose headers are on retired drives, by key.
+        retired_in_objects: Keys of those that the object tier has, as far as is known.
         arriving: While a scan runs, the keys of copies that arrived or moved.
         unblocked: A store that waits for a key may proceed.
         retry_unplaced: Writes that wait for space may be placed now, or need less.
@@ -65,6 +66,7 @@ class Copies:
         self.namespaces = NamespaceBook()
         self.replicated: dict[bytes, None] = {}
         self.on_retired: dict[bytes, int] = {}
+        self.retired_in_objects: set[bytes] = set()
         self.evictions: Counter[str] = Counter()
         self.off_drives = 0
         self.arriving: set[bytes] | None = None

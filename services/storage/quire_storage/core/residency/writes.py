@@ -217,7 +217,10 @@ class Writes:
         ]
         for placed in copies.pool.fail(event.drive):
             key = placed.header.chunk.key
-            copies.on_retired[key] = copies.pool.listing(placed.place)[0] or placed.header.generation
+            generation, in_object = copies.pool.listing(placed.place)
+            copies.on_retired[key] = generation or placed.header.generation
+            if in_object:
+                copies.retired_in_objects.add(key)
             entry = copies.entries.get(key)
             if entry is not None and entry.disk is None:  # in memory; its write has not ended
                 continue
