@@ -29,6 +29,7 @@ def test_it_has_everything_but_secrets(tmp_path: Path, monkeypatch: pytest.Monke
     settings = {
         "UCX_NOTE": "redis://user:hunter2@ss@host:1/0?password=hunter3",
         "AWS_SECRET_ACCESS_KEY": "hunter4",
+        "AWS_PROFILE": "default",
         "AWS_SSE_CUSTOMER_KEY_BASE64": "hunter5",
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=hunter6",
     }
@@ -49,6 +50,8 @@ def test_it_has_everything_but_secrets(tmp_path: Path, monkeypatch: pytest.Monke
         assert "QUIRE_REDIS_URL=unix:" in texts["settings/orchestrator.txt"]
         assert "leaked (hidden)" in texts["logs/gateway.log"]
         assert "where the tasks are" in texts["logs/storage-0.log"]
+        assert "AWS_PROFILE=(hidden)" in texts["settings/gateway.txt"]
+        assert '"link": "default"' in texts["status.json"], "a short word that may be a secret is not removed elsewhere"
         assert {node["role"] for node in json.loads(texts["status.json"])} >= {"storage", "gateway", "scheduler"}
         assert "quire_cluster_health" in texts["metrics/orchestrator.txt"]
         os.kill(redis, 0)

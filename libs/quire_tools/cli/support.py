@@ -39,10 +39,10 @@ _SHOWN: Final = re.compile(
     r"|OTEL_(SERVICE_NAME|EXPORTER_OTLP_ENDPOINT|EXPORTER_OTLP_PROTOCOL)"
 )
 """Variables whose values are shown; of others of these prefixes the names are."""
-_SECRET_NAME: Final = re.compile(r"SECRET|PASSWORD|TOKEN|CREDENTIAL|KEY|SALT|HEADER|AUTH")
+_SECRET_NAME: Final = re.compile(r"SECRET|PASSWORD|TOKEN|CREDENTIAL|KEY|SALT|HEADER")
 _LISTED: Final = ("QUIRE_", "UCX_", "AWS_", "OTEL_", "OMP_", "CUDA_", "GLIBC_")
-_SECRET_MIN: Final = 6
-"""Characters of a value below which it is not looked for in other texts."""
+_SECRET_MIN, _UNKNOWN_MIN = 6, 16
+"""Characters of a secret, and of a value that may be one, from which on it is removed from other texts, too."""
 _IN_URL: Final = re.compile(r"(\w+://)[^\s/]*@")
 _IN_QUERY: Final = re.compile(r"([?&](?:password|token|secret|sig|signature|key)=)[^\s&]+", re.IGNORECASE)
 _HANDLES: Final = ("SigCgt", "SigIgn")
@@ -55,7 +55,7 @@ class _Bundle:
     def __init__(self, archive: tarfile.TarFile, top: str, secrets: set[str]) -> None:
         self._archive = archive
         self._top = top
-        self._secrets = {secret for secret in secrets if len(secret) >= _SECRET_MIN}
+        self._secrets = secrets
 
     def add(self, name: str, text: str) -> None:
         for secret in self._secrets:
@@ -117,10 +117,11 @@ def _add_cluster(bundle: _Bundle, folder: Path, gateway: str, admin: str, timeou
     """Add what the cluster reports of itself."""
     try:
         with looking(folder, gateway, admin, timeout_s=timeout_s) as look:
-            bundle.add_json("health.json", plain_health(list(look.health())))
-            bundle.add_json("status.json", [plain_node(node) for node in look.members()])
+            checks, members = list(look.health()), look.members()
     except QuireError as error:
-        bundle.add_json("health.json", plain_health([unreachable(f"{error.code()}: {error}")]))
+        checks, members = [unreachable(f"{error.code()}: {error}")], []
+    bundle.add_json("health.json", plain_health(checks))
+    bundle.add_json("status.json", [plain_node(node) for node in members])
 
 
 def _state_of(folder: Path) -> dict[str, Any]:
@@ -192,15 +193,16 @@ def _is_shown(name: str) -> bool:
 
 def _secrets(folder: Path | None, environments: Iterable[Mapping[str, str]]) -> set[str]:
     """Return the strings to remove from all texts: the cluster's secret, and values of variables that are not shown."""
-    secrets = {
+    variables = [variable for environment in (os.environ, *environments) for variable in environment.items()]
+    secrets = {value for name, value in variables if _SECRET_NAME.search(name)}
+    secrets |= {
         value
-        for environment in (os.environ, *environments)
-        for name, value in environment.items()
-        if _SECRET_NAME.search(name) or (name.startswith(_LISTED) and not _is_shown(name))
+        for name, value in variables
+        if name.startswith(_LISTED) and not _is_shown(name) and len(value) >= _UNKNOWN_MIN
     }
     with contextlib.suppress(QuireError):
         secrets |= {value_of(name, os.environ) for name in ("QUIRE_CLUSTER_SECRET", "QUIRE_CLUSTER_SECRET_ALSO")}
     if folder is not None:
         with contextlib.suppress(OSError):
             secrets.add((folder / "secret").read_text().strip())
-    return secrets
+    return {secret for secret in secrets if len(secret) >= _SECRET_MIN}
