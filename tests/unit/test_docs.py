@@ -13,6 +13,9 @@ import pytest
 import typer
 import yaml
 
+from quire.model import assignment, images, index, keys, layout
+from quire_gateway.s3.buckets import _BUCKETS_MAX
+from quire_gateway.s3.call import BODY_BYTES_MAX
 from quire_tools.cli.app import app
 from quire_tools.cli.bench_app import GROUPS, load_commands
 
@@ -108,6 +111,24 @@ def test_the_front_page_is_short_and_its_figures_are_those_of_the_evaluation() -
     assert len(figures) > 10
     missing = [each for each in figures if not re.search(rf"(?<![\d.]){re.escape(each)}(?![\d.]\d)", evaluation)]
     assert not missing
+
+
+def test_the_limits_of_the_support_page_are_those_of_the_code() -> None:
+    limits = [
+        *(keys.KEYS_MAX, index.UNCHAINED_MAX, layout._LAYERS_MAX, layout._TOKENS_MAX, layout.SLICE_BYTES_MAX),
+        *(images.RECORD_BYTES_MAX, images.PIXELS_MAX, assignment.ENGINES_MAX, _BUCKETS_MAX, BODY_BYTES_MAX),
+    ]
+    table = (ROOT / "docs/support.md").read_text().partition("\n## Limits")[2].partition("\n\nSizes")[0]
+    assert [int(value.replace(",", "")) for value in re.findall(r"\| ([\d,]+) \|", table)] == limits
+
+
+def test_the_versions_of_the_support_page_are_those_that_are_installed() -> None:
+    page = (ROOT / "docs/support.md").read_text()
+    pins = dict(re.findall(r"(?m)^(torch|transformers|diffusers)==(\S+)$", (ROOT / "constraints.txt").read_text()))
+    assert (
+        f"| torch, transformers, diffusers | {', '.join(pins[name] for name in ('torch', 'transformers', 'diffusers'))} |"
+        in page
+    )
 
 
 def test_every_alert_is_in_the_runbook() -> None:
