@@ -28,6 +28,7 @@ from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 from tests import fork_server
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+from tests.polling import until
 
 _LINK = 4_000_000
 _LAYOUT = KvLayout(16, 16, 4, 64, Dtype.BF16)
@@ -125,7 +126,7 @@ def _get(
 
 def test_strangers_see_nothing(cluster: LocalCluster) -> None:
     """Nor do those who know another token of the cluster."""
-    for path in ("/", "/page.js", "/cluster.json", "/images.json", "/images/a"):
+    for path in ("/", "/page.js", "/cluster.json", "/history.json", "/images.json", "/images/a"):
         for password in ("", "wrong", operator_token(cluster.secret), cluster.secret):
             status, body = _get(cluster, path, password)
             assert status == 401 and b"storage-0" not in body, path
@@ -170,6 +171,20 @@ def test_deliveries_that_run_are_told_with_their_layers(cluster: LocalCluster) -
         looks += 1
 
 
+def test_time_series_are_kept_at_the_gateway(cluster: LocalCluster) -> None:
+    """Of what was done since it began; a page that is opened later shows it, too."""
+    token = page_token(cluster.secret.encode())
+
+    def series() -> Any:
+        told = json.loads(_get(cluster, "/history.json", token)[1])
+        assert all(len(values) == len(told["times_ms"]) for values in told["series"].values())
+        return told["series"]
+
+    until(lambda: any(series()["delivered"]) and any(series()["stored"]), "work was sampled", timeout_s=60)
+    assert {value for value in series()["hit_rate"] if value is not None} <= {0.0, 1.0}
+    assert json.loads(_get(cluster, "/history.json?range=day", token)[1])["times_ms"] == [], "two minutes each"
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_it_is_only_read(cluster: LocalCluster, method: str) -> None:
     for path in ("/", "/cluster.json", "/images/a/cat%20%26%20co"):
@@ -180,7 +195,7 @@ def test_nothing_is_asked_of_other_places() -> None:
     import quire_gateway.page as page
 
     for file in Path(page.__file__).parent.glob("*.*"):
-        if file.suffix in (".html", ".css", ".js"):
+        if file.suffix in (".html", ".css", ".js", ".svg"):
             assert set(re.findall(r"https?://[^\"']+", file.read_text())) <= {"http://www.w3.org/2000/svg"}
 
 
@@ -213,5 +228,7 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     assert hits and int(hits[1]) >= 40, shown[:3000]
     assert re.search(r"<td><progress[^>]*></progress></td><td>100 %</td><td>\d+</td>", shown), "hits by namespace"
     assert "does not answer" not in shown
+    assert re.search(r'<polyline class="delivered" points="[\d., ]+">', shown), "a line of what was delivered"
+    assert re.search(r"<text [^>]*>[\d.]+ [KMG]?i?B/s</text>", shown) and shown.count("aria-pressed") == 3
     assert re.search(r'<p id="verdict" role="status" class="(OK|WARN)">(healthy|degraded)</p>', shown)
     assert len(re.findall(r"<dd>[\d.]+ (?:%|[KMG]?i?B/s)</dd>|<dd>[\d.]+</dd>", shown)) == 4

@@ -1,4 +1,4 @@
-"""The page's HTTP frontend: three files, the cluster as JSON, and the gallery's pictures."""
+"""The page's HTTP frontend: four files, the cluster and its time series as JSON, and the gallery's pictures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.images.service import ImageService
+from quire_gateway.page.history import History
+from quire_server.clock import Clock
 from quire_server.http_requests import HttpRequests
 from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, listen
 
 _FOLDER: Final = Path(__file__).parent
-_FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
+_FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/favicon.svg": "favicon.svg"}
 _GALLERY: Final = 60
 _ASKED: Final = "wants the page's token as password, as `quire page` prints it"
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: "Basic realm=quire"}
@@ -50,11 +52,13 @@ class PageFrontend:
         cluster: Callable[[], Awaitable[tuple[Sequence[Node], Sequence[Check]]]],
         counts: Callable[[], Mapping[tuple[str, str], int]],
         images: ImageService,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._checked = cluster
         self._asked = counts
         self._images = images
+        self._history = History(self._members, counts, clock)
         self._requests = HttpRequests("page", ASIDE_SHARE)
         self._tokens = [page_token(secret) for secret in config.secrets]
         self._runner: web.AppRunner | None = None
@@ -69,6 +73,7 @@ class PageFrontend:
         for path in _FILES:
             app.router.add_get(path, self._file)
         app.router.add_get("/cluster.json", self._cluster)
+        app.router.add_get("/history.json", self._series)
         app.router.add_get("/images.json", self._gallery)
         app.router.add_get("/images/{id:(?s:.+)}", self._thumbnail)
         self._runner = web.AppRunner(
@@ -80,8 +85,10 @@ class PageFrontend:
             self._certificate.start()
         context = self._certificate.context if self._certificate is not None else None
         await listen(self._runner, config.page_listen, self._requests.connections, context)
+        self._history.start()
 
     async def close(self) -> None:
+        await self._history.close()
         if self._certificate is not None:
             await self._certificate.close()
         if self._runner is not None:
@@ -154,6 +161,13 @@ class PageFrontend:
         }
         about = {"gateway": self._config.node_id, "version": __version__, "health": health}
         return web.json_response({**about, "nodes": nodes, "namespaces": namespaces})
+
+    async def _members(self) -> Sequence[Node]:
+        return (await self._checked())[0]
+
+    async def _series(self, request: web.Request) -> web.StreamResponse:
+        """The last hour, or with `?range=day` the last day."""
+        return web.json_response(self._history.shown(day=request.query.get("range") == "day"))
 
     async def _gallery(self, request: web.Request) -> web.StreamResponse:
         """Images of the tenant without a name, of which there are none where tokens are asked for."""

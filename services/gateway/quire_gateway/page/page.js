@@ -2,10 +2,13 @@
 // Asks for the cluster once a second and draws it. Rates are differences of counters between two answers.
 
 const EVERY_MS = 1000;
-const HISTORY = 120;
+const HISTORY_MS = 5000;
+const MINUTE = 60000;
+const RANGES = [["10 minutes", 10 * MINUTE, "hour"], ["1 hour", 60 * MINUTE, "hour"], ["1 day", 1440 * MINUTE, "day"]];
 const RUNNING = 12;
+const NAMESPACES = 12;
 let before = null;
-const history = [];
+let range = RANGES[0];
 
 // Without the credentials that the page's own URL may have: fetch() takes none.
 const at = (path) => `${location.origin}${location.pathname}${path}`;
@@ -61,15 +64,71 @@ function shares(deliveries) {
   return sorted.map(([tenant, rate]) => `${tenant || "no name"} ${percent(rate, all)}`).join(", ") || "–";
 }
 
-function drawRate(value) {
-  history.push(value);
-  if (history.length > HISTORY) history.shift();
-  const most = Math.max(1, ...history);
-  const points = history.map((each, at) => `${(600 * at) / (HISTORY - 1)},${88 - (84 * each) / most}`).join(" ");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", points);
-  document.getElementById("rate").replaceChildren(line);
-  document.getElementById("now").textContent = `${size(value)}/s now, ${size(Math.max(...history))}/s at most`;
+function drawn(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The next of 1, 2, 5, 10, ... that is not less, in units that are `base` times larger each.
+function rounded(value, base) {
+  if (!(value > 0)) return 1;
+  const unit = base ** Math.max(0, Math.floor(Math.log(value) / Math.log(base)));
+  const power = 10 ** Math.floor(Math.log10(value / unit));
+  return unit * power * [1, 2, 5, 10].find((step) => step * power * unit >= value * 0.999);
+}
+
+// Lines over time with axes; values that are null leave a gap. `show`: a value for people.
+function chart(id, lines, times, { top, base = 10, show }) {
+  const svg = document.getElementById(id);
+  const [width, height, left, bottom] = [svg.clientWidth || 600, 130, 70, 18];
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const end = times.length ? times[times.length - 1] : Date.now();
+  const begin = end - range[1];
+  const values = lines.flatMap(([, series]) => series.filter((value, at) => value !== null && times[at] >= begin));
+  const most = top || rounded(Math.max(0, ...values), base);
+  const x = (time) => left + ((width - left - 4) * (time - begin)) / range[1];
+  const y = (value) => 6 + (height - bottom - 6) * (1 - value / most);
+  const parts = [];
+  for (const share of [0, 0.5, 1]) {
+    parts.push(drawn("line", { x1: left, x2: width - 4, y1: y(share * most), y2: y(share * most) }));
+    parts.push(drawn("text", { x: left - 6, y: y(share * most) + 4, "text-anchor": "end" }, show(share * most)));
+  }
+  for (const share of width < 500 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1]) {
+    const time = new Date(begin + share * range[1]).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
+    parts.push(drawn("text", { x: x(begin + share * range[1]), y: height - 4, "text-anchor": anchor }, time));
+  }
+  for (const [name, series] of lines) {
+    let points = [];
+    const close = () => { if (points.length) parts.push(drawn("polyline", { class: name, points: points.join(" ") })); points = []; };
+    series.forEach((value, at) => {
+      if (times[at] < begin) return;
+      if (value === null) close();
+      else points.push(`${x(times[at]).toFixed(1)},${y(value).toFixed(1)}`);
+    });
+    close();
+  }
+  svg.replaceChildren(...parts);
+}
+
+function showRanges() {
+  document.getElementById("ranges").replaceChildren(...RANGES.map((each) => {
+    const button = element("button", each[0]);
+    button.setAttribute("aria-pressed", each === range);
+    button.onclick = () => { range = each; showRanges(); showHistory(); };
+    return button;
+  }));
+}
+
+async function showHistory() {
+  const answer = await fetch(at(`history.json?range=${range[2]}`));
+  if (!answer.ok) return;
+  const { times_ms: times, series } = await answer.json();
+  chart("rate", [["delivered", series.delivered], ["stored", series.stored]], times, { base: 1024, show: (value) => `${size(value)}/s` });
+  chart("hits", [["hits", series.hit_rate]], times, { top: 1, show: (value) => percent(value, 1) });
+  chart("images", [["images", series.images]], times, { show: (value) => `${+value.toPrecision(2)}/s` });
 }
 
 // The same verdict as that of `quire health`, and what to do.
@@ -106,7 +165,6 @@ function draw(cluster, seconds) {
     `version ${cluster.version}, ${nodes.filter((node) => !node.is_away).length} members, ${count(sum(storage, "chunks"))} chunks, ${size(used)} of ${size(all)}, ` +
     `${count(sum(storage, "deliveries"))} deliveries and ${count(sum(storage, "ingests"))} stores run`;
   const delivered = storage.reduce((total, node) => total + rate[node.node]("delivered bytes"), 0);
-  drawRate(delivered);
   const asked = Object.values(namespaces).reduce((all, { hit, miss }) => ({ hit: all.hit + hit, miss: all.miss + miss }), { hit: 0, miss: 0 });
   drawFigures([
     ["hit rate, at this gateway", percent(asked.hit, asked.hit + asked.miss)],
@@ -145,7 +203,8 @@ function draw(cluster, seconds) {
     return [link, bar(granted, leader.stats[name]), `${size(granted)}/s`, `${size(leader.stats[name])}/s`,
       shares(running.filter((each) => each.link === link))];
   }));
-  table("namespaces", ["namespace", "", "hit", "chunks asked for"], Object.entries(namespaces).map(([tag, { hit, miss }]) => [
+  const busiest = Object.entries(namespaces).sort(([, one], [, other]) => other.hit + other.miss - one.hit - one.miss);
+  table("namespaces", ["namespace", "", "hit", "chunks asked for"], busiest.slice(0, NAMESPACES).map(([tag, { hit, miss }]) => [
     tag, bar(hit, hit + miss), percent(hit, hit + miss), count(hit + miss),
   ]));
   table("others", ["node", "role", "transfers", "sessions", "cache", "images/s"], [...of("gateway"), ...of("decoder")].map((node) => [
@@ -188,3 +247,6 @@ async function showGallery() {
 
 look();
 showGallery();
+showRanges();
+showHistory();
+setInterval(() => showHistory().catch(() => {}), HISTORY_MS);  // look() says that the gateway does not answer
