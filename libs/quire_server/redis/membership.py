@@ -103,7 +103,7 @@ class Membership:
     async def _write_gathered(self, gather_s: float) -> None:
         await asyncio.sleep(gather_s)
         # A member that has left since would be back.
-        renewals, self._renewals = [each for each in self._renewals if not each.renewed.done()], []
+        renewals, self._renewals = [renewal for renewal in self._renewals if not renewal.renewed.done()], []
         for first in range(0, len(renewals), _TOGETHER_MAX):
             batch = renewals[first : first + _TOGETHER_MAX]
             try:

@@ -133,12 +133,12 @@ def _state_of(folder: Path) -> dict[str, Any]:
 
 def _services(state: dict[str, Any]) -> dict[str, int]:
     """Return the processes of Quire's services by name: not Redis, and none that has the number of one that ended."""
-    found = {}
+    services = {}
     for name, (pid, _) in state.get("processes", {}).items():
         with contextlib.suppress(OSError):
             if b"quire_" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found[name] = pid
-    return found
+                services[name] = pid
+    return services
 
 
 def _environment(pid: int) -> dict[str, str]:

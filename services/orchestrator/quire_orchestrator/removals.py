@@ -55,9 +55,9 @@ class Removals:
         """Return the consequences of removing a node now."""
         await self._cluster.refresh()
         state = await self._state(node_id)
-        node, left = await self._described(node_id)
+        node, left_chunks = await self._described(node_id)
         if node is not None and state is not StorageState.ACTIVE is _reached(node):
-            return Removal(state, is_alive=True, left_chunks=left, reason=_unreported(state, left))
+            return Removal(state, is_alive=True, left_chunks=left_chunks, reason=_unreported(state, left_chunks))
         counted = await self._others(node_id)
         names = [OBJECT_TIER, *(holder.node_id for holder in counted)]
         sole = await self._index.sole(node_id, names)
@@ -79,7 +79,7 @@ class Removals:
         return Removal(
             state,
             is_alive=True,
-            left_chunks=left,
+            left_chunks=left_chunks,
             sole_chunks=sole,
             is_drained=is_drained,
             is_safe=not reason,
@@ -134,9 +134,9 @@ def _reached(node: Node) -> StorageState:
     return node.about.reached if isinstance(node.about, StorageInfo) else StorageState.ACTIVE
 
 
-def _unreported(state: StorageState, left: int) -> str:
+def _unreported(state: StorageState, left_chunks: int) -> str:
     """Return the reason why a node is not drained that has not reported so."""
-    if left:
-        return f"{left} of its chunks are to be copied, or to be found elsewhere"
-    what = "refuses stores" if state is StorageState.DECOMMISSIONED else "has been told to drain"
-    return f"it has not reported yet that it {what}, and that nodes that stay have all of its chunks"
+    if left_chunks:
+        return f"{left_chunks} of its chunks are to be copied, or to be found elsewhere"
+    news = "refuses stores" if state is StorageState.DECOMMISSIONED else "has been told to drain"
+    return f"it has not reported yet that it {news}, and that nodes that stay have all of its chunks"

@@ -82,19 +82,20 @@ class History:
     def _sample(self, members: Sequence[Node]) -> int:
         """Keep the rates since the previous sample; return how many members there are."""
         now_s, nodes = self._clock.monotonic_s(), {(node.node_id, node.incarnation): node for node in members}
-        asked = {"hit": 0, "miss": 0}
+        lookups = {"hit": 0, "miss": 0}
         for (_, result), chunks in self._counts().items():
-            asked[result] += chunks
+            lookups[result] += chunks
         if self._previous is not None:
-            then_s, old, old_asked = self._previous
+            then_s, old_nodes, old_lookups = self._previous
             seconds = max(0.1, now_s - then_s)
 
             def rate(role: Role, stat: str) -> float:
                 """Of the processes that were there before: counters of others began anew."""
-                both = [(nodes[name], old[name]) for name in nodes.keys() & old.keys() if nodes[name].role is role]
-                return sum(max(0.0, new.stats.get(stat, 0) - node.stats.get(stat, 0)) for new, node in both) / seconds
+                names = [name for name in nodes.keys() & old_nodes.keys() if nodes[name].role is role]
+                pairs = [(nodes[name].stats.get(stat, 0), old_nodes[name].stats.get(stat, 0)) for name in names]
+                return sum(max(0.0, value - old_value) for value, old_value in pairs) / seconds
 
-            hits, misses = (asked[result] - old_asked[result] for result in ("hit", "miss"))
+            hits, misses = (lookups[result] - old_lookups[result] for result in ("hit", "miss"))
             self._keep(
                 {
                     "delivered": rate(Role.STORAGE, "delivered bytes"),
@@ -103,7 +104,7 @@ class History:
                     "images": rate(Role.DECODER, "requests"),
                 }
             )
-        self._previous = now_s, nodes, asked
+        self._previous = now_s, nodes, lookups
         return len(members)
 
     def _keep(self, values: Values) -> None:
@@ -111,10 +112,10 @@ class History:
         self._hour.add(at_ms, values)
         self._recent.append(values)
         if len(self._recent) == _AVERAGED:
-            self._day.add(at_ms, {name: _mean([each[name] for each in self._recent]) for name in SERIES})
+            self._day.add(at_ms, {name: _mean([values[name] for values in self._recent]) for name in SERIES})
             self._recent = []
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

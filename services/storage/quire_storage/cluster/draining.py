@@ -99,22 +99,22 @@ class Drainer:
         pause_s = _LOOK_S
         while True:
             await self._clock.sleep(pause_s)
-            left, began_s = self.left, self._clock.monotonic_s()
+            previous, began_s = self.left, self._clock.monotonic_s()
             try:
                 if self.state is not StorageState.ACTIVE:
                     await self._look()
             except QuireError as error:
                 logger().warning("chunks cannot be copied to other nodes now", error=str(error))
-            is_stuck = self.left >= left > 0
+            is_stuck = self.left >= previous > 0
             took_s = self._clock.monotonic_s() - began_s
             pause_s = max(took_s, min(2 * pause_s, _PAUSE_S_MAX)) if is_stuck else _LOOK_S
 
     async def _look(self) -> None:
         nodes = {node.node_id: node for node in await self._peers.storage_nodes() if node.stays}
         nodes.pop(self._config.node_id, None)
-        starts, before, state = frozenset(map(redundancy.start_of, nodes.values())), self._activity(), self.state
+        starts, activity, state = frozenset(map(redundancy.start_of, nodes.values())), self._activity(), self.state
         now_s, clean = self._clock.monotonic_s(), self._clean
-        same = clean is not None and (clean.starts, clean.begun) == (starts, before.begun)
+        same = clean is not None and (clean.starts, clean.begun) == (starts, activity.begun)
         if clean is not None and same and now_s < clean.again_s:
             self.reached = state
             return
@@ -125,12 +125,12 @@ class Drainer:
             return
         if not complete:
             self.reached, self._clean = StorageState.ACTIVE, None
-        elif not before.running and self._activity() == before:
+        elif not activity.running and self._activity() == activity:
             took_s = self._clock.monotonic_s() - now_s
             again_s = now_s + max(_AGAIN_S, _AGAIN_FACTOR * took_s)
             if self.reached is not state:
                 logger().info("nodes that stay have all of this node's chunks", state=state.value)
-            self.reached, self._clean = state, _Clean(starts, before.begun, again_s)
+            self.reached, self._clean = state, _Clean(starts, activity.begun, again_s)
 
     async def _pass(self, nodes: Mapping[str, Node]) -> bool:
         """Have each chunk copied, or its copies confirmed; return whether none is left."""
