@@ -50,7 +50,7 @@ async def test_membership_expires_and_leaves(any_redis: redis.Redis) -> None:
 
 
 async def test_a_storage_node_is_expected_until_it_is_decommissioned_and_stops(any_redis: redis.Redis) -> None:
-    """Its state outlives its memberships; it is not the node that says what it is."""
+    """The state of a node outlives its memberships, and is not taken from its reports."""
     members, active, out = Membership(any_redis), StorageState.ACTIVE, StorageState.DECOMMISSIONED
     draining = StorageState.DRAINING
     node = Node(node_id="s", about=StorageInfo(worker_address=b"w"), incarnation="one")
@@ -139,7 +139,7 @@ async def test_renewals_that_are_written_together(any_redis: redis.Redis) -> Non
 
 
 async def test_a_renewal_that_waits_does_not_bring_back_who_has_left(any_redis: redis.Redis) -> None:
-    """In a large cluster renewals wait for others; the node stops meanwhile, and its wait is cancelled."""
+    """In a large cluster a renewal waits for others; a node that stops cancels its own."""
     members = Membership(any_redis)
     node = Node(node_id="s", about=StorageInfo(worker_address=b"w"), incarnation="one")
     await members.renew(node, 60_000)

@@ -12,13 +12,24 @@ from quire.client import AsyncClient, Buffer, FetchSummary, Lookup, StoreSummary
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace, block_keys
+from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.wire.channels import ChannelPool
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
 from quire.wire.credentials import Caller
+from quire.wire.v1 import orchestrator_pb2
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_tools.local import LocalCluster
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
+SMALL_STORAGE = {
+    "QUIRE_STORAGE_SLAB_BYTES": str(8 << 20),
+    "QUIRE_STORAGE_STAGING_BYTES": str(16 << 20),
+    "QUIRE_STORAGE_BLOCK_BYTES": str(2 << 20),
+    "QUIRE_STORAGE_REPLICATION_CHECK_S": "0.2",
+}
+"""Settings of storage nodes with little memory that look after their replicas often."""
 
 
 def fresh_namespace(layout: KvLayout = LAYOUT) -> Namespace:
@@ -101,3 +112,13 @@ def metric(address: str, name: str, **labels: str) -> float:
         if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted):
             return float(line.rpartition(" ")[2])
     raise AssertionError(f"no {name} with {labels}")
+
+
+async def holders_of(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
+    """Return the live holders of each chunk, as the orchestrator lists them."""
+    pool = members(cluster, "storage")
+    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
+    request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records(keys, 0, len(keys))))
+    response = await call(orchestrator.Locate, request, timeout_s=10)
+    await pool.close()
+    return [set(names.split(",")) - {""} for names in response.holders]

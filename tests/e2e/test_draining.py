@@ -15,32 +15,21 @@ from quire.client import AdminClient, AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import ConditionFailed, InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import records
 from quire.model.nodes import StorageState
-from quire.wire import convert
-from quire.wire.channels import call
-from quire.wire.v1 import orchestrator_pb2
-from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
+from tests.e2e.helpers import SMALL_STORAGE, fetch_all, fresh_namespace, holders_of, random_payload, some_keys, store
 from tests.e2e.test_cli import quire
 from tests.polling import eventually
 
 MIB = 1 << 20
 _CHUNKS = 24
 _ON_NODES = (Durability.MEMORY, Durability.LOCAL, Durability.REPLICATED)
-_SETTINGS = {
-    "QUIRE_STORAGE_SLAB_BYTES": str(8 * MIB),
-    "QUIRE_STORAGE_STAGING_BYTES": str(16 * MIB),
-    "QUIRE_STORAGE_BLOCK_BYTES": str(2 * MIB),
-    "QUIRE_STORAGE_REPLICATION_CHECK_S": "0.2",
-}
 Stored = dict[Namespace, tuple[Durability, npt.NDArray[np.uint8]]]
 
 
 def _cluster(folder: Path, nodes: int, **settings: str) -> LocalCluster:
     return LocalCluster(
-        folder, storage_nodes=nodes, arena_bytes=64 * MIB, drive_bytes=160 * MIB, settings=_SETTINGS | settings
+        folder, storage_nodes=nodes, arena_bytes=64 * MIB, drive_bytes=160 * MIB, settings=SMALL_STORAGE | settings
     )
 
 
@@ -65,14 +54,7 @@ async def _check(client: AsyncClient, namespace: Namespace, payload: npt.NDArray
 
 
 async def _holders(cluster: LocalCluster, namespace: Namespace) -> list[set[str]]:
-    """Return the live holders of each chunk."""
-    pool = members(cluster, "storage")
-    stub: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
-    chunks = records(some_keys(namespace, _CHUNKS), 0, _CHUNKS)
-    request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, chunks))
-    answer = await call(stub.Locate, request, timeout_s=10)
-    await pool.close()
-    return [set(names.split(",")) - {""} for names in answer.holders]
+    return await holders_of(cluster, some_keys(namespace, _CHUNKS))
 
 
 async def _load(client: AsyncClient, levels: Sequence[Durability], stored: Stored, stop: asyncio.Event) -> int:
@@ -139,7 +121,7 @@ async def test_from_four_nodes_to_two_under_load(
 
 
 async def test_a_node_with_the_only_copy_stays(two: LocalCluster) -> None:
-    """It cannot be decommissioned before it is drained, nor drained without another node; and it can be used again."""
+    """A node is drained before it is decommissioned, and not without another node; afterwards it can be used again."""
     async with (
         AsyncClient(two.gateway_address) as client,
         AdminClient(two.admin_address, two.secret) as operator,
@@ -177,7 +159,7 @@ async def _is_safe(operator: AdminClient, name: str) -> bool:
 
 
 async def test_a_node_that_is_gone_is_expected_until_it_is_decommissioned(two: LocalCluster) -> None:
-    """It stays listed as away, with a warning; what it alone has is given up only if an operator says so."""
+    """A lost node stays listed as away, with a warning; only an operator gives up the chunks that it alone has."""
     folder = ("--folder", str(two.folder))
     async with (
         AsyncClient(two.gateway_address) as client,

@@ -21,30 +21,19 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, NodeUnavailable, QuireError, QuotaExceeded
 from quire.model.hashing import Namespace, block_keys
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.wire import convert
-from quire.wire.channels import call
-from quire.wire.v1 import orchestrator_pb2
-from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, members, random_payload, some_keys, store
+from tests.e2e.helpers import SMALL_STORAGE, fetch_all, fresh_namespace, holders_of, random_payload, some_keys, store
 from tests.polling import eventually
 
 MIB = 1 << 20
-SETTINGS = {
-    "QUIRE_STORAGE_SLAB_BYTES": str(8 * MIB),
-    "QUIRE_STORAGE_STAGING_BYTES": str(16 * MIB),
-    "QUIRE_STORAGE_BLOCK_BYTES": str(2 * MIB),
-    "QUIRE_STORAGE_REPLICATION_CHECK_S": "0.2",
-}
 BIG = KvLayout(8, 16, 4, 128, Dtype.BF16)  # 256 KiB a chunk
 
 
 def small_cluster(folder: Path, nodes: int = 1, /, **more: str) -> LocalCluster:
     return LocalCluster(
-        folder, storage_nodes=nodes, arena_bytes=32 * MIB, drive_bytes=160 * MIB, settings=SETTINGS | more
+        folder, storage_nodes=nodes, arena_bytes=32 * MIB, drive_bytes=160 * MIB, settings=SMALL_STORAGE | more
     )
 
 
@@ -61,16 +50,6 @@ async def _fetched(client: AsyncClient, namespace: Namespace, keys: ChunkKeys) -
     await client.release(found)
     assert summary.usable_chunks == len(keys)
     return payload
-
-
-async def _holders(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
-    """The live holders of each chunk, as the orchestrator knows them."""
-    pool = members(cluster, "storage")
-    stub: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
-    request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records(keys, 0, len(keys))))
-    response = await call(stub.Locate, request, timeout_s=10)
-    await pool.close()
-    return [set(names.split(",")) - {""} for names in response.holders]
 
 
 @pytest.mark.slow
@@ -103,7 +82,7 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
-        holders = await _holders(three, keys)
+        holders = await holders_of(three, keys)
         assert all(len(names) == 2 for names in holders), holders
         found = await client.lookup(namespace, keys)
         victim = found.ranges[0].node_id
@@ -120,14 +99,14 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
         async def two_again() -> bool:
-            return all(len(names - {victim}) == 2 for names in await _holders(three, keys))
+            return all(len(names - {victim}) == 2 for names in await holders_of(three, keys))
 
         await eventually(two_again)
         # The node comes back and tells what it holds: one of the three copies goes, and which depends on the chunk.
         await asyncio.to_thread(three.restart, victim)
 
         async def two_and_some_of_them_there() -> bool:
-            holders = await _holders(three, keys)
+            holders = await holders_of(three, keys)
             return all(len(names) == 2 for names in holders) and any(victim in names for names in holders)
 
         await eventually(two_and_some_of_them_there)
@@ -142,7 +121,7 @@ async def test_a_level_asked_for_later_is_reached_without_the_bytes(three: Local
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
         again = await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
         assert (again.stored_chunks, again.known_chunks, again.bytes_moved) == (0, 20, 0)
-        holders = await _holders(three, keys)
+        holders = await holders_of(three, keys)
         assert all(len(names) == 2 for names in holders), holders
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -40,11 +39,11 @@ class Check(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """`problem`: of a member; "" where the check passes. `role`: of these members; None for all."""
+    """`problem`: of a member; "" where the check passes."""
 
     code: str
     verdict: Verdict
-    role: Role | None
+    role: Role
     problem: Callable[[Node], str]
     advice: str
 
@@ -86,28 +85,33 @@ def _full(node: Node) -> str:
     return f"its drives are {share:.0%} full: chunks are not evicted as fast as they come"
 
 
-def _ending(node: Node) -> str:
-    days = node.stats.get(CERTIFICATE_DAYS, math.inf)
-    return certificate_problem(days) if 0 < days < CERTIFICATE_DAYS_MIN else ""
-
-
-def _ended(node: Node) -> str:
-    days = node.stats.get(CERTIFICATE_DAYS, math.inf)
-    return certificate_problem(days) if days <= 0 else ""
-
-
-def certificate_problem(days: float) -> str:
-    """Return the problem with a certificate that ends in `days`; 0 for one that cannot be read."""
-    return f"a certificate ends in {days:.0f} days" if days > 0 else "a certificate has ended, or cannot be read"
-
-
 CERTIFICATE_DAYS: Final = "certificate days"
-"""Statistic of members with certificates: days until the first of them ends."""
-CERTIFICATE_DAYS_MIN: Final = 14
+"""Statistic of members with certificates: days until the first of them ends, 0 if one has ended or cannot be read."""
+_CERTIFICATE_DAYS_MIN: Final = 14
+_CERTIFICATE_ADVICE: Final = "`quire certs` again on the same folder, or look at cert-manager; no restart is needed"
+
+
+def certificate_checks(days: float | None, node: str = "", *, owner: str = "") -> list[Check]:
+    """Return the check that fails if a certificate ends soon, or has ended.
+
+    Args:
+        days: Days that are left, 0 if it has ended or cannot be read; None without a certificate.
+        node: Id of the member; "" for an owner that is none.
+        owner: In words, for one that is no member.
+    """
+    if days is None or days >= _CERTIFICATE_DAYS_MIN:
+        return []
+    prefix = f"{owner}: " if owner else ""
+    if days > 0:
+        problem = f"{prefix}a certificate ends in {days:.0f} days"
+        return [Check("CERTIFICATE_ENDS", Verdict.WARN, node, problem, _CERTIFICATE_ADVICE)]
+    problem = f"{prefix}a certificate has ended, or cannot be read"
+    return [Check("CERTIFICATE_ENDED", Verdict.ERR, node, problem, _CERTIFICATE_ADVICE)]
+
+
 _FULL: Final = 0.99
 _LAG_CHUNKS: Final = 10_000
 _LATE_MS: Final = 200.0
-CERTIFICATE_ADVICE: Final = "`quire certs` again on the same folder, or look at cert-manager; no restart is needed"
 _RULES: Final = (
     _Rule(
         "NODE_AWAY",
@@ -158,8 +162,6 @@ _RULES: Final = (
         _full,
         "leases or an object tier that does not answer keep chunks; else add drives",
     ),
-    _Rule("CERTIFICATE_ENDS", Verdict.WARN, None, _ending, CERTIFICATE_ADVICE),
-    _Rule("CERTIFICATE_ENDED", Verdict.ERR, None, _ended, CERTIFICATE_ADVICE),
     _Rule(
         "NO_RATES",
         Verdict.WARN,
@@ -229,8 +231,10 @@ def failed_checks(nodes: Sequence[Node]) -> list[Check]:
         Check(rule.code, rule.verdict, node.node_id, problem, rule.advice)
         for node in nodes
         for rule in _RULES
-        if rule.role in (None, node.role) and (problem := rule.problem(node))
+        if node.role is rule.role and (problem := rule.problem(node))
     ]
+    for node in nodes:
+        failed += certificate_checks(node.stats.get(CERTIFICATE_DAYS), node.node_id)
     return sorted(failed, key=lambda check: -check.verdict.value)
 
 

@@ -36,7 +36,7 @@ class StorageState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Consequences of removing a storage node.
+    """Loss of chunks to expect if a storage node is removed.
 
     Attributes:
         state: As operators have set it.
@@ -183,7 +183,7 @@ class Node:
 
     `node_id` survives restarts, `incarnation` does not. `about`: its role, and the facts that others decide by.
 
-    `stats`, `tenant_stats`, `notes` and `running` are for people and metrics: no code reads them. `state`: of a storage
+    `stats`, `tenant_stats`, `notes` and `running` are for people, metrics and checks of health. `state`: of a storage
     node, as operators set it. `is_away`: a storage node that is expected and not alive; only its name is known.
     """
 

@@ -55,7 +55,7 @@ class Membership:
         self._set_state = client.register_script(script("membership_state"))
         self._live = client.register_script(script("membership_live"))
         self._time = client.register_script(script("membership_time"))
-        # By name: entry, bytes used, state, and what they mean.
+        # By name: entry, bytes used, state, and the node that they describe.
         self._known: dict[bytes, tuple[bytes, bytes, bytes, Node]] = {}
         self._renewals: list[_Renewal] = []
         self._writing: set[asyncio.Task[None]] = set()

@@ -9,6 +9,7 @@ from typing import Protocol
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
+from quire.model.health import Check
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -179,6 +180,8 @@ class MemberDirectory(Protocol):
     """The cluster's members, as the orchestrator knows them."""
 
     async def nodes(self) -> list[Node]: ...
+    async def checked(self) -> tuple[list[Node], list[Check]]:
+        """Return the members, also storage nodes that are away, and the checks that the cluster fails."""
 
 
 class RemoteCatalogue(Protocol):

@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.model.errors import QuireError
-from quire.model.health import (
-    CERTIFICATE_ADVICE,
-    CERTIFICATE_DAYS_MIN,
-    Check,
-    Verdict,
-    certificate_problem,
-    failed_checks,
-    unreachable,
-    verdict_of,
-)
+from quire.model.health import Check, Verdict, certificate_checks, failed_checks, unreachable, verdict_of
 from quire.model.nodes import Node
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.ports import Clock, RedisState
@@ -56,7 +47,8 @@ class Health:
 
     def checks(self, nodes: Sequence[Node]) -> list[Check]:
         """Return the checks that the cluster fails, the worst first. `nodes`: its members, and those that are away."""
-        checks = [*failed_checks(nodes), *self._of_redis(), *self._of_refused(), *self._of_certificates()]
+        own = certificate_checks(self._certificates.days, owner="an orchestrator")  # it is no member
+        checks = [*failed_checks(nodes), *self._of_redis(), *self._of_refused(), *own]
         return sorted(checks, key=lambda check: -check.verdict.value)
 
     def _of_redis(self) -> list[Check]:
@@ -77,14 +69,6 @@ class Health:
             Check("MEMBER_REFUSED", Verdict.WARN, node_id, f"it is refused: {reason}", advice)
             for node_id, reason in self._cluster.refused().items()
         ]
-
-    def _of_certificates(self) -> list[Check]:
-        """Check this orchestrator's own; orchestrators are no members."""
-        days = self._certificates.days
-        if days is None or days >= CERTIFICATE_DAYS_MIN:
-            return []
-        code, verdict = ("CERTIFICATE_ENDS", Verdict.WARN) if days > 0 else ("CERTIFICATE_ENDED", Verdict.ERR)
-        return [Check(code, verdict, "", f"an orchestrator: {certificate_problem(days)}", CERTIFICATE_ADVICE)]
 
     async def _run(self) -> None:
         while True:

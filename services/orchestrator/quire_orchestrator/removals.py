@@ -103,10 +103,7 @@ class Removals:
             node.state,
             _reached(node),
         )
-        return not same or any(
-            (now := nodes.get(holder.node_id)) is None or not now.stays or now.incarnation != holder.incarnation
-            for holder in counted
-        )
+        return not same or not set(map(_start, counted)) <= set(map(_start, nodes.values()))
 
     async def _others(self, node_id: str) -> list[Node]:
         """Return the other live storage nodes that stay."""
@@ -127,6 +124,11 @@ class Removals:
             raise ConditionFailed(f"the state of {node_id} has been set by another operator; look, and try again")
         await self._cluster.refresh()
         logger().info("the state of a storage node was set", node=node_id, state=state.value, previous=previous.value)
+
+
+def _start(node: Node) -> tuple[str, str, bool]:
+    """Return the facts of a holder that a count relies on."""
+    return node.node_id, node.incarnation, node.stays
 
 
 def _reached(node: Node) -> StorageState:

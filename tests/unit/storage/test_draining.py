@@ -177,7 +177,7 @@ async def test_a_store_during_the_pass_voids_it() -> None:
     replicate = world.replicate
 
     async def while_stored(*arguments: Any, **options: Any) -> list[int]:
-        world.activity = Activity(0, world.activity.begun + 1)
+        world.activity = Activity(0, world.activity.started + 1)
         return await replicate(*arguments, **options)
 
     world.replicate = while_stored  # type: ignore[method-assign]

@@ -196,19 +196,19 @@ class Demo:
         log = self._folder / "producer.log"
         with (
             log.open("w") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as made,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
         ):
-            patience = Patience(self._timeout_s, made.pid)
-            while made.poll() is None and not patience.is_over:
+            patience = Patience(self._timeout_s, process.pid)
+            while process.poll() is None and not patience.is_over:
                 time.sleep(_LOOK_S)
-            if made.poll() is None:
-                made.kill()
+            if process.poll() is None:
+                process.kill()
                 limit = f"the limit is {self._timeout_s:g} s in which it does nothing (--timeout)"
                 raise DeadlineExceeded(f"the producer is not done after {patience.waited_s:.0f} s; {limit}; see {log}")
-            assert made.stdout is not None, "it is a pipe"
-            lines = made.stdout.read().splitlines()
-        if made.returncode != 0:
-            raise Unavailable(f"the producer ended with status {made.returncode}; see {log}")
+            assert process.stdout is not None, "it is a pipe"
+            lines = process.stdout.read().splitlines()
+        if process.returncode != 0:
+            raise Unavailable(f"the producer ended with status {process.returncode}; see {log}")
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
 

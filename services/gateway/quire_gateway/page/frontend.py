@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +11,15 @@ from aiohttp import BasicAuth, hdrs, web
 
 from quire import __version__
 from quire.model.errors import ImageMissing, QuireError
-from quire.model.health import Check, verdict_of
+from quire.model.health import verdict_of
 from quire.model.images import Rendering
-from quire.model.nodes import Node, StorageInfo
+from quire.model.nodes import StorageInfo
 from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.images.service import ImageService
 from quire_gateway.page.history import History
+from quire_gateway.ports import MemberDirectory
 from quire_server.clock import Clock
 from quire_server.http_requests import HttpRequests
 from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, listen
@@ -40,7 +41,7 @@ _HEADERS: Final = {
 
 
 class PageFrontend:
-    """`cluster`: returns all members, with their stats, and the checks that the cluster fails.
+    """`members`: of the cluster, with their stats.
 
     `counts`: chunks that look-ups asked this gateway for, by namespace's tag and whether they were hits. Wants HTTP
     basic authentication with the page's token (`quire page`), any user.
@@ -49,16 +50,16 @@ class PageFrontend:
     def __init__(
         self,
         config: GatewayConfig,
-        cluster: Callable[[], Awaitable[tuple[Sequence[Node], Sequence[Check]]]],
+        members: MemberDirectory,
         counts: Callable[[], Mapping[tuple[str, str], int]],
         images: ImageService,
         clock: Clock,
     ) -> None:
         self._config = config
-        self._checked = cluster
+        self._members = members
         self._asked = counts
         self._images = images
-        self._history = History(self._members, counts, clock)
+        self._history = History(members.nodes, counts, clock)
         self._requests = HttpRequests("page", ASIDE_SHARE)
         self._tokens = [page_token(secret) for secret in config.secrets]
         self._runner: web.AppRunner | None = None
@@ -123,7 +124,7 @@ class PageFrontend:
         return web.FileResponse(_FOLDER / _FILES[request.path])
 
     async def _cluster(self, request: web.Request) -> web.StreamResponse:
-        members, failed = await self._checked()
+        members, failed = await self._members.checked()
         nodes = [
             {
                 "node": node.node_id,
@@ -161,9 +162,6 @@ class PageFrontend:
         }
         about = {"gateway": self._config.node_id, "version": __version__, "health": health}
         return web.json_response({**about, "nodes": nodes, "namespaces": namespaces})
-
-    async def _members(self) -> Sequence[Node]:
-        return (await self._checked())[0]
 
     async def _series(self, request: web.Request) -> web.StreamResponse:
         """The last hour, or with `?range=day` the last day."""

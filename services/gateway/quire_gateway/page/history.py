@@ -90,7 +90,7 @@ class History:
             seconds = max(0.1, now_s - then_s)
 
             def rate(role: Role, stat: str) -> float:
-                """Of the processes that were there before: counters of others began anew."""
+                """Add up the rates of the processes of the previous sample: counters of others began anew."""
                 names = [name for name in nodes.keys() & old_nodes.keys() if nodes[name].role is role]
                 pairs = [(nodes[name].stats.get(stat, 0), old_nodes[name].stats.get(stat, 0)) for name in names]
                 return sum(max(0.0, value - old_value) for value, old_value in pairs) / seconds

@@ -37,17 +37,17 @@ _Groups = dict[tuple[Durability, tuple[str, ...]], list[bytes]]
 
 
 class Activity(NamedTuple):
-    """What may bring chunks to this node, or raise their level. `begun`: how often that has happened."""
+    """Requests that bring chunks to this node, or raise their level: those that run, and all that were ever started."""
 
     running: int
-    begun: int
+    started: int
 
 
 class _Clean(NamedTuple):
     """A pass after which nothing was left. `starts`: of the nodes that stay. `again_s`: when it is to be repeated."""
 
     starts: frozenset[tuple[str, str]]
-    begun: int
+    started: int
     again_s: float
 
 
@@ -114,7 +114,7 @@ class Drainer:
         nodes.pop(self._config.node_id, None)
         starts, activity, state = frozenset(map(redundancy.start_of, nodes.values())), self._activity(), self.state
         now_s, clean = self._clock.monotonic_s(), self._clean
-        same = clean is not None and (clean.starts, clean.begun) == (starts, activity.begun)
+        same = clean is not None and (clean.starts, clean.started) == (starts, activity.started)
         if clean is not None and same and now_s < clean.again_s:
             self.reached = state
             return
@@ -130,7 +130,7 @@ class Drainer:
             again_s = now_s + max(_AGAIN_S, _AGAIN_FACTOR * took_s)
             if self.reached is not state:
                 logger().info("nodes that stay have all of this node's chunks", state=state.value)
-            self.reached, self._clean = state, _Clean(starts, activity.begun, again_s)
+            self.reached, self._clean = state, _Clean(starts, activity.started, again_s)
 
     async def _pass(self, nodes: Mapping[str, Node]) -> bool:
         """Have each chunk copied, or its copies confirmed; return whether none is left."""

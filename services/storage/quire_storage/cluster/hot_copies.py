@@ -139,10 +139,12 @@ class HotCopies:
         headers = [header for key in keys if (header := self._tiers.find(key)) is not None]
         headers = [header for header in headers if header.level is not Durability.REPLICATED]
         holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []
-        others = {node.node_id for node in await self._peers.storage_nodes() if node.stays} - {self._config.node_id}
+        peers_that_stay = {node.node_id for node in await self._peers.storage_nodes() if node.stays} - {
+            self._config.node_id
+        }
         groups: dict[tuple[str, Durability], list[bytes]] = {}
         for header, listed in zip(headers, holders, strict=True):
-            keepers = sorted(others.intersection(listed))
+            keepers = sorted(peers_that_stay.intersection(listed))
             if keepers:
                 groups.setdefault((keepers[0], header.level), []).append(header.chunk.key)
         given_up = 0

@@ -58,15 +58,15 @@ class NodeRequests:
         self._hot_copies = hot_copies
         self._spawn = spawn
         self._ingests = SharedBound(config.ingests_max)
-        self._running = self._begun = 0
+        self._running = self._started = 0
 
     @property
     def activity(self) -> Activity:
         """Requests that bring chunks here, or raise their level."""
-        return Activity(self._running, self._begun)
+        return Activity(self._running, self._started)
 
     def _count(self, task: asyncio.Task[Any]) -> None:
-        self._running, self._begun = self._running + 1, self._begun + 1
+        self._running, self._started = self._running + 1, self._started + 1
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
@@ -80,7 +80,7 @@ class NodeRequests:
     async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
         if self._is_out():
-            raise NodeUnavailable(f"{self._config.node_id} is decommissioned; store again, which asks for another node")
+            raise NodeUnavailable(f"{self._config.node_id} is decommissioned; store again, at another node")
         self._stores.check_level(call.durability)
         if not self._ingests.take(call.tenant):
             raise TooManyRequests(f"{self.ingests} stores are running; retry later", retry_after_s=RETRY_S)
@@ -108,7 +108,7 @@ class NodeRequests:
         return self._state() is StorageState.ACTIVE
 
     def _is_out(self) -> bool:
-        """Whether operators have taken this node out of use: nobody would copy a chunk that it took now."""
+        """Whether this node is decommissioned: a chunk that it took now would not be copied."""
         return self._state() is StorageState.DECOMMISSIONED
 
     def _ingested(self, task: asyncio.Task[Any], tenant: str) -> None:
