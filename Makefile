@@ -145,10 +145,11 @@ mutations: $(STAMP)     ## known faults put back: the simulator has to find each
 explore: $(STAMP)       ## every order of events of a tiny cluster, breadth first: make explore STATES=200000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.exploration --states $(STATES)
 
-operations: $(STAMP)    ## what an operator does: upgrade, rolls, drains, backup and restore, another user, a read-only root
+operations: $(STAMP)    ## what an operator does: upgrade, rolls, fewer nodes, certificates, backups, health, alerts, another user
 	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m '' tests/e2e/test_operations.py tests/e2e/test_graceful.py \
 	  tests/e2e/test_upgrade.py tests/e2e/test_redis_lost.py tests/e2e/test_confined.py tests/unit/test_k8s.py \
-	  tests/e2e/test_dashboards.py
+	  tests/e2e/test_dashboards.py tests/e2e/test_authority.py tests/e2e/test_readiness.py tests/e2e/test_draining.py \
+	  tests/e2e/test_health.py tests/e2e/test_alertmanager.py tests/e2e/test_support_bundle.py
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
 	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s -m '' tests/chaos/test_soak.py

@@ -23,10 +23,10 @@ VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 """What each file is, and the values of the chart that it is rendered with."""
 
 
-def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects that the chart makes, as `helm install quire --namespace quire` would."""
+def rendered(values: dict[str, Any], release: str = "quire") -> list[dict[str, Any]]:
+    """Return the objects that the chart makes, as `helm install RELEASE --namespace quire` would."""
     with helm.Chart.load(str(CHART)) as chart:
-        files = chart.render(values, name="quire", namespace="quire")
+        files = chart.render(values, name=release, namespace="quire")
     texts = (text for name, text in sorted(files.items()) if name.endswith(".yaml"))
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeVar, get_type_hints
 
 from quire.model.errors import ConfigInvalid
+from quire.wire.addresses import host_and_port
 from quire_server.variables import KNOWN
 
 
@@ -228,16 +229,10 @@ def value_of(name: str, source: Mapping[str, str]) -> str:
 
 def beyond_loopback(listen: str) -> bool:
     """Whether other hosts reach an address (host:port) that a service listens on."""
-    host = listen.rpartition(":")[0].strip("[]")
-    return bool(listen) and host != "localhost" and not (host == "::1" or host.startswith("127."))
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """Host and port of an address; an IPv6 host is in brackets. Raises `ValueError`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 <= int(port) < 1 << 16:
-        raise ValueError("not host:port")
-    return host.strip("[]"), int(port)
+    if not listen:
+        return False
+    host, _ = host_and_port(listen)
+    return host != "localhost" and not (host == "::1" or host.startswith("127."))
 
 
 def unknown_variables(source: Mapping[str, str]) -> list[str]:
@@ -254,7 +249,7 @@ def unknown_variables(source: Mapping[str, str]) -> list[str]:
 def _unadvertised(config: ServiceConfig, prefix: str) -> list[str]:
     """A member that listens on every address needs one that others can reach."""
     listen = str(getattr(config, "listen", ""))
-    if getattr(config, "advertise", None) != "" or listen.rpartition(":")[0] not in ("", "0.0.0.0", "[::]"):
+    if getattr(config, "advertise", None) != "" or host_and_port(listen)[0] not in ("", "0.0.0.0", "::"):
         return []
     return [f"{prefix}LISTEN={listen!r}: others cannot reach that address; set {prefix}ADVERTISE to one that they can"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire.model.errors import ConfigInvalid
-from quire_server.config import host_and_port, variable_name
+from quire.wire.addresses import host_and_port
+from quire_server.config import variable_name
 
 _RDMA: Final = ("rc", "ud", "dc", "ib")
 """How the names of UCX's transports begin that need pinned memory."""

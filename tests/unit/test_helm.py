@@ -50,6 +50,8 @@ ALL: list[dict[str, Any]] = [
     {"redis": {"cluster": True, "backup": {"claim": "backups"}}},
     {"redis": {"backup": {"claim": "backups", "schedule": "0 3 * * *", "keep": 7}}},
     {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
+    {"ipv6": True},
+    {"pods": {"hostNetwork": True, "runtimeClassName": "nvidia"}, "egressTo": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
     {
         "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}],
@@ -212,6 +214,78 @@ def test_values_reach_the_pods() -> None:
     assert data["AWS_ENDPOINT_URL"] == "http://rgw:8000" and data["QUIRE_SCHEDULER_ADDRESS"].count(",") == 2
 
 
+def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the templates of pods by the role of each."""
+    templates = [item["spec"]["template"] for item in objects if item["kind"] in ("Deployment", "StatefulSet")]
+    return {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
+
+
+def test_a_role_has_the_values_of_all_pods_or_its_own() -> None:
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+    mount = {"name": "models", "mountPath": "/models", "readOnly": True}
+    spread = [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]
+    values = {
+        "pods": {"nodeSelector": {"pool": "any"}, "podAnnotations": {"team": "a"}, "priorityClassName": "low"},
+        "storage": {
+            "nodeSelector": {"drives": "nvme"},
+            "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"},
+            "priorityClassName": "cache",
+            "hostNetwork": True,
+            "topologySpreadConstraints": spread,
+        },
+        "decoder": {"volumes": [claim], "volumeMounts": [mount], "affinity": {"podAffinity": {}}},
+    }
+    objects = rendered(values)
+    assert_valid(objects)
+    pods = pods_of(objects)
+    storage, gateway, decoder = (pods[role] for role in ("storage", "gateway", "decoder"))
+    assert gateway["spec"]["nodeSelector"] == {"pool": "any"} and storage["spec"]["nodeSelector"] == {"drives": "nvme"}
+    assert gateway["metadata"]["annotations"]["team"] == "a" and "team" not in storage["metadata"]["annotations"]
+    assert storage["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-net"
+    assert [pod["spec"]["priorityClassName"] for pod in (gateway, storage)] == ["low", "cache"]
+    assert storage["spec"]["hostNetwork"] and storage["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert "hostNetwork" not in gateway["spec"] and storage["spec"]["topologySpreadConstraints"] == spread
+    assert decoder["spec"]["affinity"] == {"podAffinity": {}} and claim in decoder["spec"]["volumes"]
+    assert mount in decoder["spec"]["containers"][0]["volumeMounts"] and claim not in gateway["spec"]["volumes"]
+
+
+def test_two_releases_of_a_namespace_share_nothing() -> None:
+    """No object, and no label by which one would choose the other's pods."""
+    values = {"redis": {"cluster": True, "backup": {"claim": "backups"}}, "monitoring": {"enabled": True}}
+    releases = [by_name(rendered(values, name)) for name in ("quire", "second")]
+    assert not releases[0].keys() & releases[1].keys()
+    assert {name.removeprefix("second-") for _, name in releases[1]} == {name for _, name in releases[0]}
+    pods = [list(pods_of(list(objects.values())).values()) for objects in releases]
+    selectors = re.findall(r"(?:matchLabels|selector): ({[^{}]*})", str(list(releases[0].values())).replace("'", ""))
+    assert len(selectors) > 20 and all(
+        "instance: quire" in each for each in selectors if "quire.io/" not in each and "metadata.name" not in each
+    )
+    text = yaml.safe_dump(list(releases[1].values()))
+    others = rf"(?<!second-)\bquire-(?:{'|'.join(ROLES)}|redis|public|cluster)"
+    assert not re.findall(others, re.sub(r"image: \S+", "", text))
+    assert all(pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "second" for pod in pods[1])
+
+
+def test_with_ipv6_addresses_are_in_brackets() -> None:
+    text = yaml.safe_dump(rendered({"ipv6": True, "redis": {"cluster": True}}))
+    assert "0.0.0.0" not in text and "'[::]:7410'" in text and "'[$(POD_IP)]:7410'" in text
+    assert not re.search(r"[^[]\$\(POD_IP\)", text)
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"storage": {"driveBytes": str(100 << 30)}}, "more than 95 % of storage.volume.size"),
+        ({"storage": {"volume": {"size": "64G"}}}, "more than 95 % of storage.volume.size"),
+        ({"storage": {"arenaBytes": str(11 << 30)}}, "more than the limit of memory"),
+        ({"storage": {"arenaBytes": str(11 << 30)}, "rdma": {"enabled": True}}, "more than rdma.hugePages"),
+    ],
+)
+def test_storage_that_does_not_fit_its_volume_or_memory_is_refused(values: dict[str, Any], what: str) -> None:
+    with helm.Chart.load(str(CHART)) as chart, pytest.raises(helm.HelmError, match=what):
+        chart.render(values, name="quire", namespace="quire")
+
+
 def test_images_are_named_by_their_digests() -> None:
     digests = {role: f"sha256:{number:064x}" for number, role in enumerate(ROLES)}
     text = yaml.safe_dump(rendered({"image": {"registry": "registry.example", "digests": digests}}))
@@ -243,6 +317,8 @@ def test_the_linter_finds_nothing() -> None:
         {"storage": {"replica": 3}},
         {"tls": {"enabled": "yes"}},
         {"image": {"digests": {"gateway": "1.2"}}},
+        {"pods": {"hostnetwork": True}},
+        {"storage": {"volume": {"size": "100 GB"}}},
     ],
     ids=str,
 )
@@ -258,7 +334,7 @@ def test_every_value_is_read() -> None:
     for group, each in values.items():
         assert f".Values.{group}" in templates, group
         for name in each if isinstance(each, dict) else ():
-            assert re.search(rf"\.(Values\.{group}|values)\.{name}\b", templates), f"{group}.{name}"
+            assert re.search(rf"(\.(Values\.{group}|values)|\$own)\.{name}\b", templates), f"{group}.{name}"
 
 
 def test_two_kinds_of_redis_are_refused() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from quire.client import Client
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
+from quire.wire.addresses import host_and_port
 from quire_bench.peers.stores import redis_server, redis_used_bytes
 from quire_tools.engines.vllm import Engine, any_vllm, vllm_engine
 from quire_tools.local import LocalCluster
@@ -70,8 +71,8 @@ def lmcache_files(model: Path, folder: Path, settings: Settings, room_bytes: int
 def lmcache_redis(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
     """LMCache's server over Redis. The server restarts with the engine."""
     with redis_server(folder) as address:
-        host, _, port = address.rpartition(":")
-        second = {"type": "resp", "host": host, "port": int(port)}
+        host, port = host_and_port(address)
+        second = {"type": "resp", "host": host, "port": port}
         base = redis_used_bytes(address)
         yield Kept(
             lambda: _behind_lmcache(model, settings, second, room_bytes),

@@ -24,6 +24,7 @@ from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid, InternalError
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
+from quire.wire.addresses import host_and_port
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 
@@ -123,8 +124,8 @@ class RedisStore:
     def __init__(self, address: str) -> None:
         import redis
 
-        host, _, port = address.rpartition(":")
-        self._redis: Any = redis.Redis(host=host, port=int(port))
+        host, port = host_and_port(address)
+        self._redis: Any = redis.Redis(host=host, port=port)
 
     def memory(self, length: int) -> Bytes:
         return np.zeros(length, dtype=np.uint8)
@@ -298,8 +299,8 @@ def redis_used_bytes(address: str) -> float:
     """What it has in memory."""
     import redis
 
-    host, _, port = address.rpartition(":")
-    return float(redis.Redis(host=host, port=int(port)).info("memory")["used_memory"])
+    host, port = host_and_port(address)
+    return float(redis.Redis(host=host, port=port).info("memory")["used_memory"])
 
 
 @contextmanager

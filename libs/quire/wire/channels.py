@@ -12,8 +12,9 @@ from typing import Any, Final
 import grpc
 from opentelemetry import trace
 
-from quire.model.errors import Unavailable
+from quire.model.errors import InvalidRequest, Unavailable
 from quire.telemetry import headers, names, tracer
+from quire.wire.addresses import grpc_target, host_and_port
 from quire.wire.credentials import Caller, interceptors
 from quire.wire.status import error_of, went_away
 from quire.wire.tls import RotatingChannel, Tls
@@ -50,8 +51,8 @@ class ChannelPool:
     def get(self, address: str) -> Any:
         """Return the channel to host:port; it connects at the first call, and reconnects.
 
-        Of several, separated by commas (addresses, not names), the first that answers; when it disconnects the next
-        one.
+        Of several, separated by commas (IP addresses of one family, not names), the first that answers; when it
+        disconnects the next one. Raises `InvalidRequest` for others.
         """
         channel = self._channels.get(address)
         if channel is None:
@@ -60,11 +61,15 @@ class ChannelPool:
 
     def _open(self, address: str) -> Any:
         interceptors_, tls = interceptors(self._token), self._tls
-        if "," in address:
+        addresses = [part.strip() for part in address.split(",")]
+        if len(addresses) > 1:
+            try:
+                address = grpc_target(addresses)
+            except ValueError as error:
+                raise InvalidRequest(f"{address}: {error}", field="address") from None
             if tls is not None and not tls.server_name:
                 # One certificate for all of them: it has to name the first.
-                tls = replace(tls, server_name=address.split(",")[0].strip().rpartition(":")[0])
-            address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
+                tls = replace(tls, server_name=host_and_port(addresses[0])[0])
         if tls is not None:
             return RotatingChannel(address, tls, _OPTIONS, interceptors_)
         channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors_)

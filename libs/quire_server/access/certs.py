@@ -1,9 +1,9 @@
 """A private certificate authority for trials and small clusters; a company's own, or cert-manager, does as well.
 
-`ca.pem`, `ca-key.pem`: the authority. A folder for each service with `ca.crt`, `tls.crt` and `tls.key`, made out to
-the members' name and to the service's, not to addresses; `operator`: for those who use the admin frontend; `public`:
-what clients see at the gateway, made out to its hosts. Made again on a folder that has an authority, the others are
-replaced: services take them up without a restart.
+`ca.pem`, `ca-key.pem`: the authority; `ca.pem` also has those that are trusted beside it. A folder for each service
+has `ca.crt`, `tls.crt` and `tls.key`, made out to the members' name and to the service's, not to addresses;
+`operator`: for those who use the admin frontend; `public`: what clients see at the gateway, made out to its hosts.
+Made again on a folder that has an authority, the others are replaced: services take them up without a restart.
 """
 
 from __future__ import annotations
@@ -45,15 +45,25 @@ class Certificates:
     public: Pair
 
 
-def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
+def make(folder: Path, hosts: Sequence[str], days: int, trusted: Sequence[Path] = ()) -> Certificates:
     """Make an authority, if there is none, and new certificates of it.
 
-    Raises `InvalidRequest` for `days` below one.
+    Args:
+        folder: Where they go.
+        hosts: Names and addresses by which clients reach a gateway.
+        days: How long the certificates are valid.
+        trusted: Files (PEM) of other authorities that `ca.pem` and each `ca.crt` name, too, while one replaces another.
+
+    Raises:
+        InvalidRequest: `days` is below one, or a file of `trusted` has no certificate.
     """
     if days < 1:
         raise InvalidRequest(f"{days} days", field="days")
+    others = [_read(file) for file in trusted]
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = _authority(folder)
+    authorities = b"".join([ca.public_bytes(serialization.Encoding.PEM), *others])
+    _write(folder / "ca.pem", authorities, 0o644)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
     def pair(name: str, names: Sequence[str], usage: Sequence[x509.ObjectIdentifier]) -> Pair:
@@ -61,7 +71,7 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         pair.cert.parent.mkdir(exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         cert = _issued(f"quire {name}", key, names=names, usage=usage, ca_key=ca_key, ca=ca, days=days)
-        _write(folder / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM), 0o644)
+        _write(folder / name / "ca.crt", authorities, 0o644)
         # The key first: who reads between the two has a pair that does not match, and tries again later.
         _write(pair.key, _pem(key), 0o600)
         _write(pair.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -69,6 +79,14 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
 
     members = {name: pair(name, [MEMBER_NAME, name_of(name)], usages) for name in (*SERVICES, OPERATOR)}
     return Certificates(folder / "ca.pem", members, pair("public", ["localhost", "127.0.0.1", *hosts], usages[:1]))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        certificates = x509.load_pem_x509_certificates(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{file} has no certificates: {error}", field="trusted") from None
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
 
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -85,7 +103,6 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
     builder = builder.add_extension(_usage(authority=True), critical=True)
     cert = builder.sign(key, hashes.SHA256())
     _write(key_file, _pem(key), 0o600)
-    _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return key, cert
 
 

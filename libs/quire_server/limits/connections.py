@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from quire.model.errors import ConfigInvalid
+from quire.wire.addresses import host_and_port
 from quire_server.malformed_requests import MalformedAnswer, protocol_answering, protocols_of
 
 KEEPALIVE_S: Final = 75.0
@@ -202,9 +203,9 @@ class _Site(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises `OSError`, `ValueError` for an invalid or used address."""
         await super().start()
-        host, _, port = self._address.rpartition(":")
+        host, port = host_and_port(self._address)
         places = await asyncio.get_running_loop().getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         sockets = _listening([(family, place[:2]) for family, *_, place in dict.fromkeys(places)])
         server = self._runner.server

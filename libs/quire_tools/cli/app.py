@@ -96,13 +96,16 @@ def up(
 def certs(
     folder: Annotated[Path, typer.Argument(help="where they go; an authority that is there is kept")] = Path("certs"),
     host: Annotated[list[str] | None, typer.Option(help="name or address under which clients reach a gateway")] = None,
-    days: Annotated[int, typer.Option(help="how long they are good")] = 90,
+    days: Annotated[int, typer.Option(help="how long they are valid")] = 90,
+    trust: Annotated[
+        list[Path] | None, typer.Option(help="another authority's ca.pem: trusted, too, while one replaces the other")
+    ] = None,
 ) -> None:
     """A private authority, and certificates for members and gateways. Again: new ones, taken up without a restart."""
     from quire.wire.tls import OPERATOR, SERVICES
     from quire_server.access.certs import make
 
-    certificates = make(folder, host or [], days)
+    certificates = make(folder, host or [], days, trust or [])
     operator = certificates.members[OPERATOR]
     print(f"# every service\nQUIRE_CLUSTER_CA={certificates.ca}")
     for name in SERVICES:

@@ -1,8 +1,9 @@
 {{/* What all services read. */}}
 {{- define "quire.config" -}}
+{{- $prefix := include "quire.prefix" . }}
 {{- $data := dict
-  "QUIRE_REDIS_URL" .Values.redis.url
-  "QUIRE_ORCHESTRATOR_ADDRESS" "quire-orchestrator:7411"
+  "QUIRE_REDIS_URL" (.Values.redis.url | default (printf "redis://%s-redis:6379/0" $prefix))
+  "QUIRE_ORCHESTRATOR_ADDRESS" (printf "%s-orchestrator:7411" $prefix)
   "QUIRE_STORAGE_OBJECT_URL" .Values.objects.url
   "QUIRE_GATEWAY_OBJECT_URL" .Values.objects.url
   "QUIRE_GATEWAY_AUTH" .Values.auth
@@ -21,13 +22,13 @@
 }}
 {{- $schedulers := list }}
 {{- range $index := until (int .Values.scheduler.replicas) }}
-{{- $schedulers = append $schedulers (printf "quire-scheduler-%d.quire-scheduler:7414" $index) }}
+{{- $schedulers = append $schedulers (printf "%s-scheduler-%d.%s-scheduler:7414" $prefix $index $prefix) }}
 {{- end }}
 {{- $_ := set $data "QUIRE_SCHEDULER_ADDRESS" ($schedulers | join ",") }}
 {{- if .Values.redis.cluster }}
 {{- $nodes := list }}
 {{- range $index := until 3 }}
-{{- $nodes = append $nodes (printf "quire-redis-%d.quire-redis:6379" $index) }}
+{{- $nodes = append $nodes (printf "%s-redis-%d.%s-redis:6379" $prefix $index $prefix) }}
 {{- end }}
 {{- $_ := set $data "QUIRE_REDIS_URL" (printf "redis+cluster://%s" ($nodes | join ",")) }}
 {{- end }}
@@ -47,9 +48,9 @@
 {{- $_ := set $data "QUIRE_CLUSTER_CA" "/etc/quire/certs/ca.crt" }}
 {{- $_ := set $data "QUIRE_CLUSTER_CERT" "/etc/quire/certs/tls.crt" }}
 {{- $_ := set $data "QUIRE_CLUSTER_KEY" "/etc/quire/certs/tls.key" }}
-{{- $_ := set $data "QUIRE_GATEWAY_TLS_LISTEN" "0.0.0.0:7443" }}
-{{- $_ := set $data "QUIRE_GATEWAY_HTTP_TLS_LISTEN" "0.0.0.0:7444" }}
-{{- $_ := set $data "QUIRE_GATEWAY_S3_TLS_LISTEN" "0.0.0.0:7445" }}
+{{- $_ := set $data "QUIRE_GATEWAY_TLS_LISTEN" (printf "%s:7443" (include "quire.any" .)) }}
+{{- $_ := set $data "QUIRE_GATEWAY_HTTP_TLS_LISTEN" (printf "%s:7444" (include "quire.any" .)) }}
+{{- $_ := set $data "QUIRE_GATEWAY_S3_TLS_LISTEN" (printf "%s:7445" (include "quire.any" .)) }}
 {{- $_ := set $data "QUIRE_GATEWAY_TLS_CERT" "/etc/quire/public/tls.crt" }}
 {{- $_ := set $data "QUIRE_GATEWAY_TLS_KEY" "/etc/quire/public/tls.key" }}
 {{- end }}

@@ -3,15 +3,44 @@
 {{- define "quire.labels" -}}
 app.kubernetes.io/name: {{ .role }}
 app.kubernetes.io/part-of: quire
+app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 
 {{- define "quire.meta" -}}
-name: quire-{{ .role }}
+name: {{ include "quire.prefix" .root }}-{{ .role }}
 labels:
   {{- include "quire.labels" . | nindent 2 }}
-  app.kubernetes.io/instance: {{ .root.Release.Name }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
   helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* The beginning of all names: "quire" for a release of that name. */}}
+{{- define "quire.prefix" -}}
+{{- ternary .Release.Name (printf "%s-quire" .Release.Name) (contains "quire" .Release.Name) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Labels of what belongs to no role, and of Redis. */}}
+{{- define "quire.release" -}}
+{app.kubernetes.io/part-of: quire, app.kubernetes.io/instance: {{ .Release.Name }}}
+{{- end }}
+{{- define "quire.redis" -}}
+{app.kubernetes.io/name: redis, app.kubernetes.io/part-of: quire, app.kubernetes.io/instance: {{ .Release.Name }}}
+{{- end }}
+
+{{- define "quire.cluster-secret" }}{{ .Values.clusterSecret.name | default (printf "%s-cluster" (include "quire.prefix" .)) }}{{ end }}
+{{- define "quire.redis-secret" }}{{ .Values.redis.secret | default (printf "%s-redis" (include "quire.prefix" .)) }}{{ end }}
+{{- define "quire.objects-secret" }}{{ .Values.objects.secret | default (printf "%s-object-tier" (include "quire.prefix" .)) }}{{ end }}
+
+{{/* Every address of the pod, and the pod's own for others. */}}
+{{- define "quire.any" }}{{ ternary "[::]" "0.0.0.0" .Values.ipv6 }}{{ end }}
+{{- define "quire.address" }}{{ ternary "[$(POD_IP)]" "$(POD_IP)" .Values.ipv6 }}{{ end }}
+
+{{/* Bytes of a Kubernetes quantity: 100Gi. */}}
+{{- define "quire.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824
+      "Ti" 1099511627776 "Pi" 1125899906842624 }}
+{{- $number := regexFind "^[0-9.]+" . }}
+{{- mulf (float64 $number) (float64 (get $units (trimPrefix $number .))) | int64 }}
 {{- end }}
 
 {{- define "quire.image" -}}
@@ -21,13 +50,29 @@ labels:
 {{- with index .root.Values.image.digests .role }}@{{ . }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
+{{/* The values that every role may have, the role's own before those of all. */}}
+{{- define "quire.own" -}}
+{{- $own := deepCopy .root.Values.pods }}
+{{- range $name := keys $own }}
+{{- if hasKey $.values $name }}{{ $_ := set $own $name (index $.values $name) }}{{ end }}
+{{- end }}
+{{- toYaml $own }}
+{{- end }}
+
 {{/* The pod's template, to its containers. "pins": it registers memory with the RDMA NIC. */}}
 {{- define "quire.pod" -}}
+{{- $own := include "quire.own" . | fromYaml }}
 metadata:
   labels:
     {{- include "quire.labels" . | nindent 4 }}
+    {{- with $own.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   annotations:
     checksum/config: {{ include "quire.config" .root | sha256sum }}
+    {{- with $own.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 spec:
   terminationGracePeriodSeconds: {{ .grace }}
   automountServiceAccountToken: false
@@ -35,10 +80,23 @@ spec:
   {{- with .root.Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with .values.nodeSelector }}
+  {{- with $own.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $own.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- if $own.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $own.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- $tolerations := .values.tolerations }}
+  {{- with $own.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- $tolerations := $own.tolerations }}
   {{- if and (eq .role "decoder") .values.gpus }}
   {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
   {{- end }}
@@ -56,6 +114,9 @@ spec:
     {{- else }}
     seccompProfile: {type: RuntimeDefault}
     {{- end }}
+  {{- if $own.topologySpreadConstraints }}
+  topologySpreadConstraints: {{- toYaml $own.topologySpreadConstraints | nindent 4 }}
+  {{- else }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -69,16 +130,17 @@ spec:
       labelSelector:
         matchLabels: {{- include "quire.labels" . | nindent 10 }}
     {{- end }}
+  {{- end }}
 {{- end }}
 
 {{/* The parts of a container that are the same for all. */}}
 {{- define "quire.from" -}}
 envFrom:
-  - configMapRef: {name: quire}
-  - secretRef: {name: {{ .root.Values.clusterSecret.name }}}
-  - secretRef: {name: {{ .root.Values.redis.secret }}, optional: true}
+  - configMapRef: {name: {{ include "quire.prefix" .root }}}
+  - secretRef: {name: {{ include "quire.cluster-secret" .root }}}
+  - secretRef: {name: {{ include "quire.redis-secret" .root }}, optional: true}
   {{- if has .role (list "gateway" "storage") }}
-  - secretRef: {name: {{ .root.Values.objects.secret }}, optional: true}
+  - secretRef: {name: {{ include "quire.objects-secret" .root }}, optional: true}
   {{- end }}
 {{- end }}
 
@@ -136,6 +198,10 @@ volumeMounts:
   - {name: public, mountPath: /etc/quire/public, readOnly: true}
   {{- end }}
   {{- end }}
+  {{- $own := include "quire.own" . | fromYaml }}
+  {{- with $own.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{- define "quire.volumes" -}}
@@ -143,13 +209,17 @@ volumes:
   - name: tmp
     emptyDir: {sizeLimit: 2Gi}
   {{- if and (eq .role "storage") .root.Values.sharedMemory.enabled }}
-  - {name: sockets, hostPath: {path: /run/quire, type: DirectoryOrCreate}}
+  - {name: sockets, hostPath: {path: {{ .root.Values.sharedMemory.folder }}, type: DirectoryOrCreate}}
   {{- end }}
   {{- if .root.Values.tls.enabled }}
-  - {name: certs, secret: {secretName: quire-{{ .role }}-tls, defaultMode: 0440}}
+  - {name: certs, secret: {secretName: {{ include "quire.prefix" .root }}-{{ .role }}-tls, defaultMode: 0440}}
   {{- if eq .role "gateway" }}
-  - {name: public, secret: {secretName: quire-public-tls, defaultMode: 0440}}
+  - {name: public, secret: {secretName: {{ include "quire.prefix" .root }}-public-tls, defaultMode: 0440}}
   {{- end }}
+  {{- end }}
+  {{- $own := include "quire.own" . | fromYaml }}
+  {{- with $own.volumes }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
 
@@ -182,7 +252,7 @@ kind: HorizontalPodAutoscaler
 metadata:
   {{- include "quire.meta" . | nindent 2 }}
 spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: quire-{{ .role }}}
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ include "quire.prefix" .root }}-{{ .role }}}
   minReplicas: {{ .values.minReplicas }}
   maxReplicas: {{ .values.maxReplicas }}
   metrics:
