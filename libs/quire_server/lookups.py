@@ -147,7 +147,7 @@ class Lookups:
         self._signer = LeaseSigner(*settings.secrets)
         self._turn = 0
         self._turns = FairTurns(_LARGE_AT_ONCE)
-        self._namespaces: set[str] = set()
+        self._namespaces: dict[str, Namespace] = {}
         self._leased: dict[bytes, int] = {}
         self._expiries: list[tuple[int, bytes]] = []
         self._asked: Counter[tuple[str, str]] = Counter()
@@ -172,6 +172,11 @@ class Lookups:
     def asked(self) -> Mapping[tuple[str, str], int]:
         """Chunks that look-ups here asked for, by namespace's tag, and `hit` or `miss`."""
         return self._asked
+
+    @property
+    def namespaces(self) -> Mapping[str, Namespace]:
+        """Namespaces that are counted, by the tags of `asked`; there `others` stands for all that came later."""
+        return self._namespaces
 
     @property
     def leases(self) -> int:
@@ -363,9 +368,10 @@ class Lookups:
     def _count(self, namespace: Namespace, matched: int, requested: int) -> None:
         """Count by namespace, up to a number of them; Prometheus keeps a series for each."""
         tag = namespace.tag[:4].hex()
-        if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
+        if len(self._namespaces) < _NAMESPACES_COUNTED:
+            self._namespaces.setdefault(tag, namespace)
+        elif tag not in self._namespaces:
             tag = "others"
-        self._namespaces.add(tag)
         self._asked[tag, "hit"] += matched
         self._asked[tag, "miss"] += requested - matched
 

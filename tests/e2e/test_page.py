@@ -38,7 +38,11 @@ _STORED = 41  # forty chunks, and the picture's record
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """With a prefix that was fetched, a picture, and a slow link."""
-    settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK}", "QUIRE_STORAGE_LINK_BYTES_PER_S": str(_LINK)}
+    settings = {
+        "QUIRE_SCHEDULER_LINKS": f"default={_LINK}",
+        "QUIRE_STORAGE_LINK_BYTES_PER_S": str(_LINK),
+        "QUIRE_TRACE_RECENT": "2000",
+    }
     with LocalCluster(
         tmp_path_factory.mktemp("page"), decoders=1, storage_nodes=2, arena_bytes=96 << 20, settings=settings
     ) as running:
@@ -174,6 +178,29 @@ def test_time_series_are_kept_at_the_gateway(cluster: LocalCluster) -> None:
     assert json.loads(_get(cluster, "/history.json?range=day", token)[1])["times_ms"] == [], "two minutes each"
 
 
+def test_namespaces_are_named(cluster: LocalCluster) -> None:
+    (namespace,) = [each for each in _told(cluster)["namespaces"].values() if each["hit"] == 40]
+    expected = fresh_namespace()
+    assert namespace["model"] == expected.model_id and namespace["version"]
+    assert (namespace["tenant"], namespace["adapter"]) == (expected.tenant, "")
+
+
+def test_a_recent_request_opens_into_its_spans(cluster: LocalCluster) -> None:
+    """Of all members, with an event for each layer; looking at them makes none."""
+    token = page_token(cluster.secret.encode())
+    requests = json.loads(_get(cluster, "/requests.json", token)[1])
+    assert len(requests) <= 20 and all(each["ms"] > 0 and each["ok"] for each in requests)
+    fetched = [each for each in requests if "Fetch" in each["name"] or "Session" in each["name"]]
+    told = [json.loads(_get(cluster, f"/traces/{each['trace']}", token)[1]) for each in fetched]
+    assert told and not any(each["missing"] or each["cut"] for each in told)
+    services = {span["service"] for each in told for span in each["spans"]}
+    assert {"gateway", "storage"} <= services, requests
+    assert any(span["events"] or "quire.layer" in span["attributes"] for each in told for span in each["spans"])
+    assert json.loads(_get(cluster, "/requests.json", token)[1])[0] == requests[0]
+    assert _get(cluster, "/traces/unknown", token)[0] == 404
+    assert json.loads(_get(cluster, f"/traces/{32 * '0'}", token)[1])["spans"] == []
+
+
 @pytest.mark.usefixtures("slow_delivery")
 def test_deliveries_that_run_are_told_with_their_layers(cluster: LocalCluster) -> None:
     seen: list[int] = []
@@ -241,3 +268,6 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     assert re.search(r"<text [^>]*>[\d.]+ [KMG]?i?B/s</text>", shown) and shown.count("aria-pressed") == 3
     assert re.search(r'<p id="verdict" role="status" class="(OK|WARN)">(healthy|degraded)</p>', shown)
     assert len(re.findall(r"<dd>[\d.]+ (?:%|[KMG]?i?B/s)</dd>|<dd>[\d.]+</dd>", shown)) == 4
+    (trace, *_) = re.findall(r'<a href="#([0-9a-f]{32})">(?:Fetch|Lookup)</a>', shown)
+    opened = subprocess.run([*command[:-1], f"{url}#{trace}"], capture_output=True, text=True, timeout=90, check=False)
+    assert re.search(r'<rect [^>]*class="service\d"[^>]*><title>\w+: [^<]+</title>', opened.stdout), "its waterfall"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "Entries",
     "ImageRoute",
     "LayerArrived",
+    "LookupCounts",
     "MemberDirectory",
     "RemoteCatalogue",
     "Router",
@@ -236,6 +237,20 @@ class Decoders(Protocol):
 
         Cancelled, it raises `Ended` where that decoder has said that it writes no more.
         """
+
+
+class LookupCounts(Protocol):
+    """What look-ups at this gateway asked for."""
+
+    @property
+    def asked(self) -> Mapping[tuple[str, str], int]:
+        """Chunks by namespace's tag, and `hit` or `miss`."""
+        ...
+
+    @property
+    def namespaces(self) -> Mapping[str, Namespace]:
+        """Namespaces by the tags of `asked`."""
+        ...
 
 
 class ClusterSpans(Protocol):

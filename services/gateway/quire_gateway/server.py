@@ -417,7 +417,7 @@ async def serve(config: GatewayConfig) -> None:
             boundary=boundary,
             clock=clock,
         ),
-        PageFrontend(config, members, lambda: lookups.asked, own, clock),
+        PageFrontend(config, members, lookups, GrpcClusterSpans(config, members.nodes), own, clock),
     )
     probe.start()
     admission.start()

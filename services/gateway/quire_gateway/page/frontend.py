@@ -1,9 +1,9 @@
-"""The page's HTTP frontend: four files, the cluster and its time series as JSON, and the gallery's pictures."""
+"""The page's HTTP frontend: its files, the cluster, time series and traces as JSON, and the gallery's pictures."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,8 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.images.service import ImageService
 from quire_gateway.page.history import History
-from quire_gateway.ports import MemberDirectory
+from quire_gateway.page.traces import recent_requests, spans_of
+from quire_gateway.ports import ClusterSpans, LookupCounts, MemberDirectory
 from quire_server.clock import Clock
 from quire_server.http_requests import HttpRequests
 from quire_server.limits.connections import ASIDE_SHARE, KEEPALIVE_S, listen
@@ -41,25 +42,23 @@ _HEADERS: Final = {
 
 
 class PageFrontend:
-    """`members`: of the cluster, with their stats.
-
-    `counts`: chunks that look-ups asked this gateway for, by namespace's tag and whether they were hits. Wants HTTP
-    basic authentication with the page's token (`quire page`), any user.
-    """
+    """Shows the cluster to who knows the page's token (`quire page`): HTTP basic authentication, any user."""
 
     def __init__(
         self,
         config: GatewayConfig,
         members: MemberDirectory,
-        counts: Callable[[], Mapping[tuple[str, str], int]],
+        lookups: LookupCounts,
+        spans: ClusterSpans,
         images: ImageService,
         clock: Clock,
     ) -> None:
         self._config = config
         self._members = members
-        self._asked = counts
+        self._lookups = lookups
+        self._spans = spans
         self._images = images
-        self._history = History(members.nodes, counts, clock)
+        self._history = History(members.nodes, lambda: lookups.asked, clock)
         self._requests = HttpRequests("page", ASIDE_SHARE)
         self._tokens = [page_token(secret) for secret in config.secrets]
         self._runner: web.AppRunner | None = None
@@ -75,6 +74,8 @@ class PageFrontend:
             app.router.add_get(path, self._file)
         app.router.add_get("/cluster.json", self._cluster)
         app.router.add_get("/history.json", self._series)
+        app.router.add_get("/requests.json", self._recent_requests)
+        app.router.add_get("/traces/{id:[0-9a-f]{32}}", self._trace)
         app.router.add_get("/images.json", self._gallery)
         app.router.add_get("/images/{id:(?s:.+)}", self._thumbnail)
         self._runner = web.AppRunner(
@@ -152,16 +153,33 @@ class PageFrontend:
             }
             for node in members
         ]
-        counts = self._asked()
-        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in counts}
-        for (tag, result), count in counts.items():
-            namespaces[tag][result] += count
         health = {
             "verdict": verdict_of(failed).name,
             "checks": [check._asdict() | {"verdict": check.verdict.name} for check in failed],
         }
         about = {"gateway": self._config.node_id, "version": __version__, "health": health}
-        return web.json_response({**about, "nodes": nodes, "namespaces": namespaces})
+        return web.json_response({**about, "nodes": nodes, "namespaces": self._namespaces()})
+
+    def _namespaces(self) -> dict[str, dict[str, object]]:
+        """By tag: chunks that were asked for, and whose they are."""
+        counts, known = self._lookups.asked, self._lookups.namespaces
+        told: dict[str, dict[str, object]] = {}
+        for tag in {tag for tag, _ in counts}:
+            told[tag] = {result: counts.get((tag, result), 0) for result in ("hit", "miss")}
+            if (namespace := known.get(tag)) is not None:
+                told[tag] |= {
+                    "model": namespace.model_id,
+                    "version": namespace.weight_version,
+                    "adapter": namespace.adapter,
+                    "tenant": namespace.tenant,
+                }
+        return told
+
+    async def _recent_requests(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(recent_requests())
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(await spans_of(request.match_info["id"], self._spans))
 
     async def _series(self, request: web.Request) -> web.StreamResponse:
         """The last hour, or with `?range=day` the last day."""

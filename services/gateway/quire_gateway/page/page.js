@@ -7,6 +7,7 @@ const MINUTE = 60000;
 const RANGES = [["10 minutes", 10 * MINUTE, "hour"], ["1 hour", 60 * MINUTE, "hour"], ["1 day", 1440 * MINUTE, "day"]];
 const RUNNING = 12;
 const NAMESPACES = 12;
+const SPAN_HEIGHT = 18;
 let before = null;
 let range = RANGES[0];
 
@@ -131,6 +132,93 @@ async function showHistory() {
   chart("images", [["images", series.images]], times, { show: (value) => `${+value.toPrecision(2)}/s` });
 }
 
+async function showRequests() {
+  const answer = await fetch(at("requests.json"));
+  if (!answer.ok) return;
+  const requests = await answer.json();
+  table("requests", ["began", "request", "took"], requests.map(({ trace, name, start_ms, ms, ok }) => {
+    const link = element("a", name.replace("GatewayService/", ""), ok ? "" : "warn");
+    link.href = `#${trace}`;
+    return [new Date(start_ms).toLocaleTimeString(), link, `${ms.toFixed(1)} ms`];
+  }));
+  if (!requests.length) {
+    document.getElementById("requests").textContent =
+      "none are kept: QUIRE_TRACE_RECENT=2000 at each service keeps some (quire up --trace)";
+  }
+}
+
+// Spans with their depths, parents before children.
+function walked(spans) {
+  const ids = new Set(spans.map((span) => span.span_id));
+  const found = [];
+  const walk = (parent, depth) => {
+    for (const span of spans) {
+      if (parent === null ? ids.has(span.parent_id) : span.parent_id !== parent) continue;
+      found.push([depth, span]);
+      walk(span.span_id, depth + 1);
+    }
+  };
+  walk(null, 0);
+  return found;
+}
+
+// The parts of a layer's time, as `quire trace` writes them.
+function about({ name, service, attributes, ok }) {
+  const spent = Object.entries(attributes).filter(([key, value]) => key.endsWith("_us") && value);
+  const parts = spent.map(([key, value]) => `${key.slice("quire.".length, -"_us".length)} ${(value / 1000).toFixed(1)} ms`);
+  const layer = attributes["quire.layer"];
+  return [`${service}: ${name}`, layer === undefined ? "" : `layer ${layer}`, ...parts, ok ? "" : "failed"].filter(Boolean).join(", ");
+}
+
+// A bar for each span over the time of the whole request; a tick where an event was, as a layer that arrived.
+function waterfall(spans) {
+  const rows = walked(spans);
+  const services = [...new Set(spans.map((span) => span.service))].sort();
+  const start = Math.min(...spans.map((span) => span.start_ns));
+  const whole = Math.max(1, Math.max(...spans.map((span) => span.end_ns)) - start);
+  const width = document.getElementById("trace").clientWidth || 600;
+  const left = Math.min(300, 0.45 * width);
+  const right = width - 70;
+  const x = (time) => left + ((right - left) * (time - start)) / whole;
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${rows.length * SPAN_HEIGHT + 4}`, role: "img", "aria-label": "spans of the request" });
+  rows.forEach(([depth, span], row) => {
+    const y = row * SPAN_HEIGHT;
+    const letters = Math.max(4, Math.floor((left - 10 * depth) / 6.4));
+    const layer = span.attributes["quire.layer"];
+    const name = span.name.replace(/^quire\.(v1\.)?/, "") + (layer === undefined ? "" : ` ${layer}`);
+    svg.append(drawn("text", { x: 10 * depth, y: y + 13 }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
+    const bar = drawn("rect", {
+      x: x(span.start_ns), y: y + 3, height: SPAN_HEIGHT - 6, width: Math.max(1, x(span.end_ns) - x(span.start_ns)),
+      class: `service${services.indexOf(span.service)}${span.ok ? "" : " failed"}`,
+    });
+    bar.append(drawn("title", {}, about(span)));
+    svg.append(bar);
+    for (const [time] of span.events) {
+      svg.append(drawn("line", { class: "event", x1: x(time), x2: x(time), y1: y + 3, y2: y + SPAN_HEIGHT - 3 }));
+    }
+    svg.append(drawn("text", { x: width, y: y + 13, "text-anchor": "end" }, `${((span.end_ns - span.start_ns) / 1e6).toFixed(2)} ms`));
+  });
+  const legend = element("p");
+  services.forEach((service, index) => {
+    legend.append(element("span", "", `key service${index}`), `${service} `);
+  });
+  return [legend, svg];
+}
+
+// The request that the address names: a link to it can be passed on.
+async function showTrace() {
+  const place = document.getElementById("trace");
+  const id = location.hash.slice(1);
+  if (!/^[0-9a-f]{32}$/.test(id)) return place.replaceChildren();
+  const answer = await fetch(at(`traces/${id}`));
+  if (!answer.ok) return place.replaceChildren(element("p", await answer.text(), "warn"));
+  const { spans, cut, missing } = await answer.json();
+  const said = missing.map((each) => element("p", `spans are missing: ${each}`, "warn"));
+  if (cut) said.push(element("p", "it has more spans; quire trace shows all", "warn"));
+  if (!spans.length) return place.replaceChildren(element("p", `the members keep no spans of ${id} any longer`), ...said);
+  place.replaceChildren(element("h2", `Request ${id.slice(0, 8)}`), ...waterfall(spans), ...said);
+}
+
 // The same verdict as that of `quire health`, and what to do.
 function drawHealth({ verdict, checks }) {
   const shown = document.getElementById("verdict");
@@ -204,9 +292,11 @@ function draw(cluster, seconds) {
       shares(running.filter((each) => each.link === link))];
   }));
   const busiest = Object.entries(namespaces).sort(([, one], [, other]) => other.hit + other.miss - one.hit - one.miss);
-  table("namespaces", ["namespace", "", "hit", "chunks asked for"], busiest.slice(0, NAMESPACES).map(([tag, { hit, miss }]) => [
-    tag, bar(hit, hit + miss), percent(hit, hit + miss), count(hit + miss),
-  ]));
+  table("namespaces", ["model", "version", "tenant", "", "hit", "chunks asked for"], busiest.slice(0, NAMESPACES).map(
+    ([tag, { model, version, adapter, tenant, hit, miss }]) => [
+      [model || tag, adapter].filter(Boolean).join(" + "), version || "–", tenant || "–",
+      bar(hit, hit + miss), percent(hit, hit + miss), count(hit + miss),
+    ]));
   table("others", ["node", "role", "transfers", "sessions", "cache", "images/s"], [...of("gateway"), ...of("decoder")].map((node) => [
     node.node, node.role, node.role === "gateway" ? count(node.stats.transfers) : "",
     node.role === "gateway" ? count(node.stats.sessions) : "",
@@ -249,4 +339,7 @@ look();
 showGallery();
 showRanges();
 showHistory();
-setInterval(() => showHistory().catch(() => {}), HISTORY_MS);  // look() says that the gateway does not answer
+showRequests();
+showTrace();
+addEventListener("hashchange", () => showTrace().then(() => document.getElementById("trace").scrollIntoView()));
+setInterval(() => Promise.all([showHistory(), showRequests()]).catch(() => {}), HISTORY_MS);  // look() says that the gateway does not answer
