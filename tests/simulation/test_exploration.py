@@ -14,7 +14,7 @@ from tests.simulation.exploration import SCENARIOS, explore
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import ROOT
 
-_STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "1000"))
+_STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "400"))
 
 
 @pytest.mark.timeout(1800)

@@ -34,7 +34,7 @@ async def _evicted(cluster: Cluster, client: AsyncClient) -> int:
     return await client.evict(prefix.namespace, prefix.keys)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_a_client_that_a_node_does_not_reach_keeps_its_lease(seed: int) -> None:
     """The node gave the lease back, as if the client had died (seed 3389)."""
     assert simulate(seed, partial(with_client, scenario=_evicted)) == 0

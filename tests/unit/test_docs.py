@@ -24,6 +24,7 @@ PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), ROOT / 
 README_LINES_MAX = 100
 for _group in GROUPS:
     load_commands(_group)
+COMMANDS: Any = typer.main.get_command(app)
 
 
 def _blocks(text: str, language: str) -> Iterator[str]:
@@ -64,7 +65,7 @@ def _calls(line: str) -> list[str]:
 
 
 def _is_known(words: list[str]) -> bool:
-    command: Any = typer.main.get_command(app)
+    command = COMMANDS
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     if getattr(command, "commands", None) and words and not words[0].startswith("-"):

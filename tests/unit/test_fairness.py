@@ -137,7 +137,7 @@ async def _flood(use: Use) -> None:
         try:
             await use("greedy")
         except TooManyRequests:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
 
 
 async def _ratio(loop: SimulatedLoop, make: Callable[[SimulatedLoop], Use]) -> float:

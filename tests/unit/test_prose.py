@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.unit.sources import ROOT, parsed, sources
+
 LOCALS: Final = re.compile(
     "after|again|ahead|asked|away|before|begun|behind|both|brought|coming|drawn|due|each|everything|few|found|given|gone"
     "|heard|held|here|joined|kept|known|left|lent|lost|made|mine|missing|more|most|moved|near|none|nothing|now|one|other"
@@ -30,10 +31,8 @@ LOCALS_MAX, OPENINGS_MAX, MESSAGES_MAX = 70, 10, 0
 
 
 def _sources() -> Iterator[tuple[Path, ast.Module]]:
-    for top in ("libs", "services"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            if "v1" not in path.parts:
-                yield path.relative_to(ROOT), ast.parse(path.read_text())
+    for path in sources("libs", "services"):
+        yield path.relative_to(ROOT), parsed(path)
 
 
 def bad_locals(tree: ast.AST) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quire.telemetry import names
+from tests.unit.sources import ROOT, parsed, sources
 
-ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
 FUNCTION_LINES_MAX, MODULE_LINES_MAX = 70, 500
 PART_LINES_MAX, CLASS_METHODS_MAX = 300, 25
@@ -32,8 +33,7 @@ STANDARD_FORBIDDEN_IN_CORE = ("asyncio", "time", "socket", "os", "threading", "r
 
 
 def _sources() -> Iterator[Path]:
-    for top in ("libs", "services", "benchmarks"):
-        yield from (path for path in (ROOT / top).rglob("*.py") if "v1" not in path.parts)
+    return sources("libs", "services", "benchmarks")
 
 
 def _module(path: Path) -> str:
@@ -44,7 +44,7 @@ def _module(path: Path) -> str:
 
 def _imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -54,7 +54,7 @@ def _imports(path: Path) -> set[str]:
 
 def _loaded(path: Path) -> set[str]:
     """What a module imports when it is loaded: not what its functions import when they run, nor types alone."""
-    found, pending = set[str](), list[ast.AST](ast.parse(path.read_text()).body)
+    found, pending = set[str](), list[ast.AST](parsed(path).body)
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import):
@@ -68,9 +68,15 @@ def _loaded(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {_module(path): _imports(path) for path in _sources()}
-LOADED = {_module(path): _loaded(path) for path in (ROOT / "libs").rglob("*.py")}
-LOADED |= {_module(path): _loaded(path) for path in (ROOT / "services").rglob("*.py")}
+@functools.cache
+def _all_imports() -> dict[str, set[str]]:
+    return {_module(path): _imports(path) for path in _sources()}
+
+
+@functools.cache
+def _all_loaded() -> dict[str, set[str]]:
+    paths = [*(ROOT / "libs").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
+    return {_module(path): _loaded(path) for path in paths}
 
 
 def _tops(imports: set[str]) -> set[str]:
@@ -79,16 +85,17 @@ def _tops(imports: set[str]) -> set[str]:
 
 def _reached(start: str) -> set[str]:
     """Everything outside of this repository that importing a module loads, by its top name."""
+    loaded = _all_loaded()
     seen, pending, outside = set[str](), [start], set[str]()
     while pending:
         module = pending.pop()
-        while module not in LOADED and module:
+        while module not in loaded and module:
             module = module.rpartition(".")[0]  # a name in a module
         if not module or module in seen:
             continue
         seen.add(module)
         parents = [module.rpartition(".")[0]] if "." in module else []
-        for name in [*LOADED[module], *parents]:
+        for name in [*loaded[module], *parents]:
             if name.split(".")[0] in OURS:
                 pending.append(name)
             else:
@@ -100,7 +107,7 @@ def test_imports_point_one_way() -> None:
     """services → quire_server → quire → pyucx; quire_tools imports all of these, quire_bench everything."""
     below = {"pyucx": set[str](), "quire": {"pyucx"}, "quire_server": {"quire", "pyucx"}}
     below |= {"quire_tools": OURS - {"quire_bench"}, "quire_bench": OURS}
-    for module, imports in IMPORTS.items():
+    for module, imports in _all_imports().items():
         top = module.split(".")[0]
         allowed = {top} | below.get(top, {"quire", "quire_server"})
         assert _tops(imports) & OURS <= allowed, f"{module} imports {(_tops(imports) & OURS) - allowed}"
@@ -108,13 +115,13 @@ def test_imports_point_one_way() -> None:
 
 def test_only_its_adapter_knows_pyucx() -> None:
     allowed = ("quire.transport.ucx", "quire_tools.cli.app", "quire_tools.cli.doctor")
-    for module, imports in IMPORTS.items():
+    for module, imports in _all_imports().items():
         if "pyucx" in _tops(imports) and not module.startswith("pyucx"):
             assert module in allowed, f"{module} imports pyucx"
 
 
 def test_only_its_adapters_see_redis() -> None:
-    for module, imports in IMPORTS.items():
+    for module, imports in _all_imports().items():
         if "redis" in _tops(imports):
             others = {"quire_tools.local.cluster", "quire_bench.peers.stores", "quire_bench.index"}
             assert module.startswith("quire_server.redis") or module in others, module
@@ -124,7 +131,7 @@ def test_only_its_adapters_see_redis() -> None:
 def test_what_an_import_loads(packages: str, allowed: set[str]) -> None:
     """Over everything that is imported on the way, and not only in the module's own lines."""
     assert "redis" in _reached("quire_orchestrator.server") and "aiohttp" in _reached("quire_gateway.server")
-    for module in LOADED:
+    for module in _all_loaded():
         if re.fullmatch(packages, module):
             assert _reached(module) <= allowed, f"{module} reaches {_reached(module) - allowed}"
 
@@ -142,7 +149,7 @@ def test_messages_stop_at_the_edge() -> None:
         "quire_tools.otlp_sink",
         "quire_gateway.grpc",
     )
-    for module, imports in IMPORTS.items():
+    for module, imports in _all_imports().items():
         if any("_pb2" in name for name in imports):
             is_edge = module.endswith(".server") or ".adapters." in module
             assert is_edge or module.startswith(allowed), f"{module} sees messages"
@@ -155,19 +162,17 @@ def test_core_decides_only() -> None:
             continue
         module = _module(path)
         service = module.split(".")[0]
-        tops = _tops(IMPORTS[module])
+        tops = _tops(_all_imports()[module])
         assert not tops & set(STANDARD_FORBIDDEN_IN_CORE), module
-        for name in IMPORTS[module]:
+        for name in _all_imports()[module]:
             if name.startswith(service):
                 assert name.startswith((f"{service}.core", f"{service}.errors")), f"{module} imports {name}"
-        assert not any(
-            isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(ast.parse(path.read_text()))
-        )
+        assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(parsed(path)))
 
 
 def test_runtime_does_not_reach_outwards() -> None:
     """server, bench → runtime → core, ports; adapters → core, ports. Nothing imports a server, runtimes no adapter."""
-    for module, imports in IMPORTS.items():
+    for module, imports in _all_imports().items():
         if not module.startswith("quire_"):
             continue
         service = module.split(".")[0]
@@ -223,7 +228,7 @@ def test_what_is_public_is_documented() -> None:
     """Each public class and function has a docstring; a method has one, or a base, or another class here has it by that
     name.
     """
-    trees = {path: ast.parse(path.read_text()) for path in _sources()}
+    trees = {path: parsed(path) for path in _sources()}
     documented = _methods_documented(trees.values())
     bare = [
         f"{path}:{line} {name}"
@@ -244,7 +249,7 @@ def test_functions_and_modules_stay_small() -> None:
         part = path.parent.name == "residency" and path.name != "events.py"
         if len(text.splitlines()) > (PART_LINES_MAX if part else MODULE_LINES_MAX):
             long.append(f"{path}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -254,7 +259,7 @@ def test_functions_and_modules_stay_small() -> None:
 
 def test_parts_of_the_residency_machine_stay_small() -> None:
     for path in (ROOT / "services/storage/quire_storage/core/residency").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
                 assert len(methods) <= CLASS_METHODS_MAX, f"{path.name} {node.name}"
@@ -276,7 +281,9 @@ def test_parts_of_the_residency_machine_are_used_by_later_parts_only() -> None:
     ]
     prefix = "quire_storage.core.residency."
     for part in order:
-        used = {name.removeprefix(prefix).split(".")[0] for name in IMPORTS[prefix + part] if name.startswith(prefix)}
+        used = {
+            name.removeprefix(prefix).split(".")[0] for name in _all_imports()[prefix + part] if name.startswith(prefix)
+        }
         later = set(order[order.index(part) :]) & used
         assert not later, f"{part} uses {later}"
 
@@ -289,7 +296,7 @@ def test_telemetry_names_are_spelled_in_one_file() -> None:
     for path in _sources():
         if path.name == "names.py":
             continue
-        literals = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        literals = {n.value for n in ast.walk(parsed(path)) if isinstance(n, ast.Constant)}
         assert not dotted & {value for value in literals if isinstance(value, str)}, path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from quire_tools.cli.app import app
 from quire_tools.cli.bench_app import GROUPS, load_commands
@@ -21,20 +21,21 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 for _group in GROUPS:
     load_commands(_group)
+COMMANDS: Any = typer.main.get_command(app)
 
 
-@pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
+@pytest.mark.parametrize("path", list(_commands(COMMANDS)), ids=" ".join)
 def test_help_is_printed(path: tuple[str, ...]) -> None:
     """`quire keys create --help` ended with a traceback: its help was read as markup."""
-    done = CliRunner().invoke(app, [*path, "--help"])
+    done = CliRunner().invoke(COMMANDS, [*path, "--help"])
     assert done.exit_code == 0, done.output
     assert "Usage" in done.output
     assert len(done.output.splitlines()) > 4
 
 
-@pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
+@pytest.mark.parametrize("path", list(_commands(COMMANDS)), ids=" ".join)
 def test_every_option_is_explained(path: tuple[str, ...]) -> None:
-    command: Any = typer.main.get_command(app)
+    command = COMMANDS
     for name in path:
         command = command.commands[name]
     assert command.help, path

@@ -15,6 +15,10 @@ from tests.unit.storage.residency_answers import Answers
 from tests.unit.storage.residency_histories import History
 
 
+_FINDS_LOST_MARK = 1466
+"""The first of hundreds of seeds to find it; where a change of the machine moves that, the search takes a minute."""
+
+
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_long_histories(first: int) -> None:
     seeds = range(first, first + 50 * int(os.environ.get("QUIRE_SOAK_FACTOR", "1")))
@@ -49,7 +53,7 @@ def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Writes, "written", faulty)
     with pytest.raises(AssertionError, match="what lies in memory only is to be written"):
-        for seed in range(700, 2000):
+        for seed in (_FINDS_LOST_MARK, *range(700, 2000)):
             History(seed).run()
 
 
