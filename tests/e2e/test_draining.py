@@ -73,8 +73,10 @@ async def _load(client: AsyncClient, levels: Sequence[Durability], stored: Store
 
 @pytest.mark.parametrize(
     ("levels", "settings"),
-    [(_ON_NODES, {"QUIRE_STORAGE_OBJECT_URL": ""}), ((*_ON_NODES, Durability.OBJECT), {})],
-    ids=["nodes alone", "with an object tier"],
+    [
+        pytest.param(_ON_NODES, {"QUIRE_STORAGE_OBJECT_URL": ""}, id="nodes alone"),
+        pytest.param((*_ON_NODES, Durability.OBJECT), {}, id="with an object tier", marks=pytest.mark.slow),
+    ],
 )
 async def test_from_four_nodes_to_two_under_load(
     tmp_path: Path, levels: Sequence[Durability], settings: dict[str, str]

@@ -138,6 +138,6 @@ async def test_forged_addresses_cost_their_own_request(client: _Client, sender: 
 async def test_forged_keys_crash_no_process(client: _Client, sender: NonceSender) -> None:
     """Those at an address that was proved come to the node itself."""
     good, chance = client.buffer.target(), random.Random(8)
-    outcomes = await _outcomes(sender, [_forged(good, chance, key=True) for _ in range(64)])
+    outcomes = await _outcomes(sender, [_forged(good, chance, key=True) for _ in range(24)])
     assert not any("crashed the process" in each for each in outcomes), outcomes
     assert any("remote key" in each for each in outcomes)

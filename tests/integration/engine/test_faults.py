@@ -152,12 +152,12 @@ async def test_no_drive_takes_writes() -> None:
 
 
 async def test_a_full_pool_evicts_leaves_and_keeps_what_is_pinned() -> None:
-    """Four times as much as the drives hold, in chains of eight: no chunk stays whose parent went."""
+    """Twice as much as the drives hold, in chains of eight: no chunk stays whose parent went."""
     disk = SimDisk()
     engine = await Engine(disk, with_settings(arena_bytes=1 << 17, drive_bytes=1664 << 10)).start()
     capacity = engine.pool.map.capacity_bytes // SHAPE.slot_bytes
     engine.pinned = {key_of(number) for number in range(8)}
-    total = 4 * capacity // 8 * 8
+    total = 2 * capacity // 8 * 8
     for first in range(0, total, 8):
         await engine.put(list(range(first, first + 8)), Durability.LOCAL)
     assert engine.pool.map.used_bytes <= engine.pool.map.capacity_bytes
