@@ -61,11 +61,13 @@ class TenantState:
     """A tenant's policy, and, if it has a quota, the bytes under it.
 
     `kept_bytes`: S3 objects and image records. `namespaces`: tags of the namespaces that it has stored chunks in.
+    `name`: the tenant's, where an access key has it.
     """
 
     policy: TenantPolicy
     kept_bytes: int = 0
     namespaces: frozenset[bytes] = frozenset()
+    name: str = ""
 
     @property
     def chunk_bytes_max(self) -> int:

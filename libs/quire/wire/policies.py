@@ -23,6 +23,7 @@ def policies_to(book: PolicyList) -> gateway_pb2.ListPoliciesResponse:
             stored_bytes_max=state.policy.stored_bytes_max,
             kept_bytes=state.kept_bytes,
             namespaces=sorted(state.namespaces),
+            name=state.name,
         )
         for state in book.tenants
     )
@@ -37,6 +38,7 @@ def policies_from(message: gateway_pb2.ListPoliciesResponse) -> PolicyList:
             policy=TenantPolicy(tenant.tenant, tenant.weight, tenant.cap_bytes_per_s, tenant.stored_bytes_max),
             kept_bytes=tenant.kept_bytes,
             namespaces=frozenset(tenant.namespaces),
+            name=tenant.name,
         )
         for tenant in message.tenants
     )

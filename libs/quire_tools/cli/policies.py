@@ -103,11 +103,19 @@ def set_tenant(
 
 @tenant_app.command("ls")
 def list_tenants(folder: Folder = FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
-    """Tenants for which something is set, by the digest of their salts, and what limited ones keep."""
+    """Tenants for which something is set, and what limited ones keep.
+
+    By name; by the digest of the salt where no access key has the tenant.
+    """
     tenants = _found(folder, admin).tenants
     if as_json:
         rows = [
-            {**asdict(state.policy), "kept_bytes": state.kept_bytes, "namespaces": len(state.namespaces)}
+            {
+                **asdict(state.policy),
+                "name": state.name,
+                "kept_bytes": state.kept_bytes,
+                "namespaces": len(state.namespaces),
+            }
             for state in tenants
         ]
         print(json.dumps(rows, indent=2))
@@ -116,7 +124,7 @@ def list_tenants(folder: Folder = FOLDER, admin: Admin = "", as_json: AsJson = F
     for state in tenants:
         policy, limited = state.policy, bool(state.policy.stored_bytes_max)
         table.add_row(
-            policy.tenant or "(no salt)",
+            state.name or policy.tenant or "(no salt)",
             f"{policy.weight:g}",
             f"{policy.cap_bytes_per_s / 1e6:g}" if policy.cap_bytes_per_s else "–",
             f"{policy.stored_bytes_max / _MIB:.0f}" if limited else "–",

@@ -32,6 +32,7 @@ from quire_gateway.access.audit import AuditLog
 from quire_gateway.access.key_acts import KeyActs
 from quire_gateway.access.key_derivation import DerivedKeys, KeyDerivation, SameKeys
 from quire_gateway.access.keyring import KeyRing
+from quire_gateway.access.tenant_names import TenantNames
 from quire_gateway.adapters.blobs import ObstoreBlobs, ObstoreChunks
 from quire_gateway.adapters.cluster import (
     GrpcAllocator,
@@ -174,6 +175,7 @@ def _listeners(
     own: ImageService,
     pictures: PictureUploads,
     admission: Admission,
+    names: TenantNames,
     lookups: Lookups,
     following: Following,
     retention: Retention,
@@ -229,7 +231,7 @@ def _listeners(
             on_failure=admission.audit.request,
         )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
-        admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation)
+        admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation, names)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
         servers.append(operators)
     return members, servers, servicer.sessions
@@ -380,7 +382,8 @@ async def serve(config: GatewayConfig) -> None:
         config, images, latents=latents, catalogue=catalogue, memory=memory, vaes=vaes, reach=reach, warming=warming
     )
     boundary = await _boundary(config, redis, view, nodes, clock)
-    keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
+    access_keys = AccessKeys(redis, *config.secrets)
+    keys, names = KeyRing(access_keys, clock), TenantNames(access_keys, clock)
     collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
     audit, watching = AuditLog(config.audit_log, clock, collector), EventWatch(CacheEvents(redis))
     admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
@@ -392,6 +395,7 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         pictures=(pictures := PictureUploads(owners, decoders, vaes, memory, at_once=config.pictures_max)),
         admission=admission,
+        names=names,
         lookups=lookups,
         following=Following(lookups, RunningStores(redis), view, clock),
         retention=_retention(config, redis, view, clock),
@@ -417,7 +421,7 @@ async def serve(config: GatewayConfig) -> None:
             boundary=boundary,
             clock=clock,
         ),
-        PageFrontend(config, members, lookups, GrpcClusterSpans(config, members.nodes), own, clock),
+        PageFrontend(config, members, lookups, names, GrpcClusterSpans(config, members.nodes), own, clock),
     )
     probe.start()
     admission.start()

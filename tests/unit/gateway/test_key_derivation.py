@@ -207,7 +207,7 @@ async def test_operators_are_told_the_keys_of_clients() -> None:
     config, nothing, watching = GatewayConfig(cluster_secret="s" * 32), None, Watching()
     anything: Any = nothing
     admission: Any = Admission(config, anything, FakeClock())
-    servicer = AdminServicer(config, admission, anything, watching, anything, derived)  # type: ignore[arg-type]
+    servicer = AdminServicer(config, admission, anything, watching, anything, derived, anything)  # type: ignore[arg-type]
     metadata = ((AUTHORIZATION, authorization(operator_token("s" * 32))),)
     context: Any = SimpleNamespace(invocation_metadata=lambda: metadata)
     (page,) = [page async for page in servicer.Watch(pb.WatchRequest(), context)]

@@ -14,7 +14,6 @@ from quire_storage.core.residency.writes import Writes
 from tests.unit.storage.residency_answers import Answers
 from tests.unit.storage.residency_histories import History
 
-
 _FINDS_LOST_MARK = 1466
 """The first of hundreds of seeds to find it; where a change of the machine moves that, the search takes a minute."""
 

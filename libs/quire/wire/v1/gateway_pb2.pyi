@@ -288,20 +288,22 @@ class ListPoliciesResponse(_message.Message):
     def __init__(self, policies: _Optional[_Iterable[_Union[_common_pb2.NamespacePolicy, _Mapping]]] = ..., storage_nodes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ...) -> None: ...
 
 class TenantState(_message.Message):
-    __slots__ = ("tenant", "weight", "cap_bytes_per_s", "stored_bytes_max", "kept_bytes", "namespaces")
+    __slots__ = ("tenant", "weight", "cap_bytes_per_s", "stored_bytes_max", "kept_bytes", "namespaces", "name")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CAP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     weight: float
     cap_bytes_per_s: int
     stored_bytes_max: int
     kept_bytes: int
     namespaces: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., cap_bytes_per_s: _Optional[int] = ..., stored_bytes_max: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    name: str
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., cap_bytes_per_s: _Optional[int] = ..., stored_bytes_max: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SetThetaRequest(_message.Message):
     __slots__ = ("theta_bytes",)

@@ -185,10 +185,10 @@ _COLUMNS: Final[Mapping[Role, tuple[_Column, ...]]] = {
     Role.GATEWAY: (
         _Column("sessions", _number("sessions")),
         _Column("transfers", _number("transfers")),
-        _Column("turned away", _number("shed")),
+        _Column("rejected", _number("shed")),
     ),
     Role.SCHEDULER: (
-        _Column("leads", lambda node: "yes" if node.stats.get("leads") else "stands by"),
+        _Column("leader", lambda node: "yes" if node.stats.get("leads") else "standby"),
         _Column("deliveries", _number("deliveries")),
         _Column("links", _links),
     ),

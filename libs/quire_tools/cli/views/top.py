@@ -43,7 +43,7 @@ _SHOWN: Mapping[Role, tuple[tuple[str, str, bool], ...]] = {
         ("cache.latent_bytes", "latents", False),
     ),
     Role.GATEWAY: (("transfers", "transfers", False), ("shed", "shed/s", True)),
-    Role.SCHEDULER: (("leads", "leads", False), ("deliveries", "admitted", False)),
+    Role.SCHEDULER: (("leads", "leader", False), ("deliveries", "admitted", False)),
 }
 _BYTES = (
     *("delivered bytes", "ingested bytes", "rate.granted"),
@@ -137,7 +137,7 @@ def _links(nodes: list[Node]) -> Text:
             lines.append(
                 f"link {link}  {'█' * full}{'░' * (20 - full)}  {granted / 1e6:.0f} of {budget / 1e6:.0f} MB/s"
             )
-    return Text("\n".join(lines) or "no scheduler leads", style="cyan")
+    return Text("\n".join(lines) or "no scheduler is the leader", style="cyan")
 
 
 def _spark(history: list[float]) -> Text:

@@ -97,7 +97,7 @@ class Admission:
         self._shed_counter = counter(
             names.SHED_REQUESTS,
             "1",
-            "requests that were turned away",
+            "requests that were rejected",
             [{"reason": kind.__name__} for kind in (GatewayLate, TenantExhausted, TransfersExhausted)],
         )
         self._watch: list[asyncio.Task[None]] = []

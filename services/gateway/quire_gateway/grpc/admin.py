@@ -21,6 +21,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.access.admission import Admission
 from quire_gateway.access.key_derivation import KeyDerivation
+from quire_gateway.access.tenant_names import TenantNames
 from quire_gateway.config import GatewayConfig
 from quire_gateway.kv.watch import EventWatch
 from quire_gateway.ports import ClusterSpans
@@ -40,7 +41,9 @@ class AdminServicer(AdminServiceServicer):
         watching: EventWatch,
         spans: ClusterSpans,
         derivation: KeyDerivation,
+        names: TenantNames,
     ) -> None:
+        self._names = names
         self._derivation = derivation
         self._watching = watching
         self._spans = spans
@@ -71,6 +74,9 @@ class AdminServicer(AdminServiceServicer):
 
     async def ListPolicies(self, request: pb.ListPoliciesRequest, context: Any) -> pb.ListPoliciesResponse:
         response: pb.ListPoliciesResponse = await self._act(self._orchestrator.ListPolicies, request, context)
+        names = await self._names.by_digest()
+        for tenant in response.tenants:
+            tenant.name = names.get(tenant.tenant, "")
         return response
 
     async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from quire.model.health import verdict_of
 from quire.model.images import Rendering
 from quire.model.nodes import StorageInfo
 from quire.wire.credentials import page_token
+from quire_gateway.access.tenant_names import TenantNames
 from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
 from quire_gateway.images.service import ImageService
@@ -49,6 +50,7 @@ class PageFrontend:
         config: GatewayConfig,
         members: MemberDirectory,
         lookups: LookupCounts,
+        names: TenantNames,
         spans: ClusterSpans,
         images: ImageService,
         clock: Clock,
@@ -56,6 +58,7 @@ class PageFrontend:
         self._config = config
         self._members = members
         self._lookups = lookups
+        self._names = names
         self._spans = spans
         self._images = images
         self._history = History(members.nodes, lambda: lookups.asked, clock)
@@ -126,6 +129,7 @@ class PageFrontend:
 
     async def _cluster(self, request: web.Request) -> web.StreamResponse:
         members, failed = await self._members.checked()
+        names = await self._names.by_digest()
         nodes = [
             {
                 "node": node.node_id,
@@ -141,7 +145,7 @@ class PageFrontend:
                 "running": [
                     {
                         "delivery": delivery.short_id,
-                        "tenant": delivery.tenant,
+                        "tenant": names.get(delivery.tenant, delivery.tenant),
                         "layers": delivery.layers,
                         "layers_sent": delivery.layers_sent,
                         "bytes_per_layer": delivery.bytes_per_layer,
@@ -158,9 +162,9 @@ class PageFrontend:
             "checks": [check._asdict() | {"verdict": check.verdict.name} for check in failed],
         }
         about = {"gateway": self._config.node_id, "version": __version__, "health": health}
-        return web.json_response({**about, "nodes": nodes, "namespaces": self._namespaces()})
+        return web.json_response({**about, "nodes": nodes, "namespaces": self._namespaces(names)})
 
-    def _namespaces(self) -> dict[str, dict[str, object]]:
+    def _namespaces(self, names: Mapping[str, str]) -> dict[str, dict[str, object]]:
         """By tag: chunks that were asked for, and whose they are."""
         counts, known = self._lookups.asked, self._lookups.namespaces
         told: dict[str, dict[str, object]] = {}
@@ -171,7 +175,7 @@ class PageFrontend:
                     "model": namespace.model_id,
                     "version": namespace.weight_version,
                     "adapter": namespace.adapter,
-                    "tenant": namespace.tenant,
+                    "tenant": names.get(namespace.tenant, namespace.tenant),
                 }
         return told
 
