@@ -37,8 +37,8 @@ test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the sim
 	QUIRE_SIMULATION_SEEDS=12 QUIRE_EXPLORED_STATES=1500 $(FORKED) tests/simulation -k "not known_fault"
 
 # The others test in depth what `make test` tests in short.
-test-slow-short: $(STAMP) ## of these what CI runs
-	$(FORKED) -m slow -k "not (known_fault or power_cut or worth_having)"
+test-slow-short: $(STAMP) ## of these what CI runs: the demo, faults under load, upgrades and releases
+	$(FORKED) -m slow tests/e2e tests/chaos tests/integration/test_release.py -k "not up_starts_again"
 	$(AS_USERS)
 
 test-all: $(STAMP)      ## everything, one test after the other, services started as users start them
@@ -149,7 +149,7 @@ operations: $(STAMP)    ## what an operator does: upgrade, rolls, fewer nodes, c
 	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m '' tests/e2e/test_operations.py tests/e2e/test_graceful.py \
 	  tests/e2e/test_upgrade.py tests/e2e/test_redis_lost.py tests/e2e/test_confined.py tests/unit/test_k8s.py \
 	  tests/e2e/test_dashboards.py tests/e2e/test_authority.py tests/e2e/test_readiness.py tests/e2e/test_draining.py \
-	  tests/e2e/test_health.py tests/e2e/test_alertmanager.py tests/e2e/test_support_bundle.py
+	  tests/e2e/test_health.py tests/e2e/test_alertmanager.py tests/e2e/test_support_bundle.py tests/e2e/test_starved.py
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
 	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s -m '' tests/chaos/test_soak.py
