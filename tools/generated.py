@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
 ALERTS, CHART = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "helm" / "quire"
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
-FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
+FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations", "podAnnotations", "podLabels", "affinity")
 """Values of the chart that take any names."""
 CLOSER: dict[str, dict[str, object]] = {
     "certificates": {"enum": ["helm", "cert-manager", "secrets"]},
@@ -34,6 +34,9 @@ CLOSER: dict[str, dict[str, object]] = {
         "propertyNames": {"enum": sorted(SERVICES)},
         "additionalProperties": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
     },
+    "arenaBytes": {"type": ["string", "integer"], "pattern": "^[0-9]+$"},
+    "driveBytes": {"type": ["string", "integer"], "pattern": "^[0-9]+$"},
+    "folder": {"type": "string", "pattern": "^/"},
     "gpus": {"type": "integer", "minimum": 0},
     "queue": {"type": "integer", "minimum": 1},
 }
@@ -70,8 +73,10 @@ def groups() -> str:
 
 
 def schema() -> str:
-    """What Helm refuses values by: names and types, as values.yaml has them."""
+    """What Helm refuses values by: names and types, as values.yaml has them. Roles may have the values of `pods`."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for service in SERVICES:
+        values[service] |= values["pods"]
     made = {"$schema": "http://json-schema.org/draft-07/schema#", **_type(values)}
     return json.dumps(made, indent=2) + "\n"
 
@@ -91,7 +96,7 @@ def _type(value: object, name: str = "") -> dict[str, object]:
         case list():
             return {"type": "array"}
         case _:
-            return {"type": ["string", "integer"] if name.endswith("Bytes") else "string"}
+            return {"type": "string"}
 
 
 def main() -> None:

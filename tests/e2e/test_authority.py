@@ -1,4 +1,4 @@
-"""Another authority takes over from the members' one, as docs/operations/security.md says, and no request fails."""
+"""Another authority takes over in the steps of docs/operations/security.md: after each, new connections serve."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from quire.wire.tls import MEMBER_NAME, name_of
+from quire_server.access import certs
 from quire_server.config import SECRET_BYTES_MIN
 from tests.unit.kubernetes_checks import assert_confined, assert_valid, assert_variables_are_read
 
@@ -51,7 +52,9 @@ ALL: list[dict[str, Any]] = [
     {"redis": {"backup": {"claim": "backups", "schedule": "0 3 * * *", "keep": 7}}},
     {"redis": {"trial": True}, "clusterSecret": {"generate": False}, "decoder": {"enabled": False}},
     {"ipv6": True},
-    {"pods": {"hostNetwork": True, "runtimeClassName": "nvidia"}, "egressTo": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+    {"pods": {"hostNetwork": True, "runtimeClassName": "nvidia"}, "nodeCidrs": ["10.1.0.0/16", "fd00::/64"]},
+    {"egressTo": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "networkPolicies": True},
+    {"egressPorts": []},
     {
         "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}],
@@ -231,8 +234,10 @@ def test_a_role_has_the_values_of_all_pods_or_its_own() -> None:
             "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"},
             "priorityClassName": "cache",
             "hostNetwork": True,
+            "podLabels": {"app.kubernetes.io/name": "another", "team": "storage"},
             "topologySpreadConstraints": spread,
         },
+        "nodeCidrs": ["10.1.0.0/16"],
         "decoder": {"volumes": [claim], "volumeMounts": [mount], "affinity": {"podAffinity": {}}},
     }
     objects = rendered(values)
@@ -244,6 +249,8 @@ def test_a_role_has_the_values_of_all_pods_or_its_own() -> None:
     assert storage["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-net"
     assert [pod["spec"]["priorityClassName"] for pod in (gateway, storage)] == ["low", "cache"]
     assert storage["spec"]["hostNetwork"] and storage["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    labels = storage["metadata"]["labels"]
+    assert (labels["app.kubernetes.io/name"], labels["team"]) == ("storage", "storage")
     assert "hostNetwork" not in gateway["spec"] and storage["spec"]["topologySpreadConstraints"] == spread
     assert decoder["spec"]["affinity"] == {"podAffinity": {}} and claim in decoder["spec"]["volumes"]
     assert mount in decoder["spec"]["containers"][0]["volumeMounts"] and claim not in gateway["spec"]["volumes"]
@@ -266,6 +273,46 @@ def test_two_releases_of_a_namespace_share_nothing() -> None:
     assert all(pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "second" for pod in pods[1])
 
 
+def test_names_may_begin_with_something_else() -> None:
+    """As the chart before 0.3 called everything, whatever its release was called."""
+    objects = by_name(rendered({"fullnameOverride": "quire"}, "production"))
+    assert {name for _, name in objects} == {name for _, name in by_name(rendered({}))}
+    with pytest.raises(helm.HelmError, match="longer than 39 characters"):
+        rendered({}, 40 * "r")
+
+
+def test_pods_of_the_hosts_network_are_let_in_by_address() -> None:
+    with pytest.raises(helm.HelmError, match=r"storage\.hostNetwork: .*nodeCidrs"):
+        rendered({"storage": {"hostNetwork": True}})
+    objects = by_name(rendered({"storage": {"hostNetwork": True}, "nodeCidrs": ["10.1.0.0/16"]}))
+    for name, way, peers in (("quire-closed", "ingress", "from"), ("quire-outwards", "egress", "to")):
+        rule = objects["NetworkPolicy", name]["spec"][way][0]
+        assert {"ipBlock": {"cidr": "10.1.0.0/16"}} in rule[peers], name
+    assert rendered({"storage": {"hostNetwork": True}, "networkPolicies": False})
+
+
+def test_without_ports_nothing_else_is_reached() -> None:
+    """A rule without ports and peers allows everything."""
+    peers: list[dict[str, Any]]
+    for peers in ([], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]):
+        values = {"egressPorts": [], "egressTo": peers}
+        rules = by_name(rendered(values))["NetworkPolicy", "quire-outwards"]["spec"]["egress"]
+        assert len(rules) == 3 and all(rule["to"] for rule in rules)
+
+
+def test_quire_certs_go_on_with_helms_authority(tmp_path: Path) -> None:
+    """Helm calls an authority's key otherwise than cryptography would."""
+    authority = by_name(rendered({}))["Secret", "quire-authority"]["stringData"]
+    (tmp_path / "ca.pem").write_text(authority["tls.crt"])
+    (tmp_path / "ca-key.pem").write_text(authority["tls.key"])
+    certs.make(tmp_path, [], 1)
+    for role in ("gateway", "storage"):
+        for name in ("ca.crt", "tls.crt", "tls.key"):
+            target = tmp_path / f"{role}-{name}"
+            target.write_text((tmp_path / role / name).read_text())
+    assert MEMBER_NAME in handshake(tmp_path, server="storage", client="gateway", host=MEMBER_NAME)
+
+
 def test_with_ipv6_addresses_are_in_brackets() -> None:
     text = yaml.safe_dump(rendered({"ipv6": True, "redis": {"cluster": True}}))
     assert "0.0.0.0" not in text and "'[::]:7410'" in text and "'[$(POD_IP)]:7410'" in text
@@ -278,6 +325,8 @@ def test_with_ipv6_addresses_are_in_brackets() -> None:
         ({"storage": {"driveBytes": str(100 << 30)}}, "more than 95 % of storage.volume.size"),
         ({"storage": {"volume": {"size": "64G"}}}, "more than 95 % of storage.volume.size"),
         ({"storage": {"arenaBytes": str(11 << 30)}}, "more than the limit of memory"),
+        ({"storage": {"resources": {"limits": {"memory": 9 << 30}}}}, "more than the limit of memory"),
+        ({"storage": {"volume": {"size": "100 GB"}}}, "no quantity of bytes"),
         ({"storage": {"arenaBytes": str(11 << 30)}, "rdma": {"enabled": True}}, "more than rdma.hugePages"),
     ],
 )
@@ -318,7 +367,7 @@ def test_the_linter_finds_nothing() -> None:
         {"tls": {"enabled": "yes"}},
         {"image": {"digests": {"gateway": "1.2"}}},
         {"pods": {"hostnetwork": True}},
-        {"storage": {"volume": {"size": "100 GB"}}},
+        {"storage": {"driveBytes": "64Gi"}},
     ],
     ids=str,
 )

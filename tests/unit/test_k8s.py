@@ -103,7 +103,7 @@ def test_probes_ask_what_a_service_answers() -> None:
 def test_only_the_gateway_is_open() -> None:
     """Of all policies one allows every source, and it selects the gateway."""
     policies = [each["spec"] for each in objects_of("quire") if each["kind"] == "NetworkPolicy"]
-    all_pods = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
+    all_pods = {"matchLabels": {"app.kubernetes.io/part-of": "quire", "app.kubernetes.io/instance": "quire"}}
     assert any(each["podSelector"] == all_pods for each in policies), "what is not allowed is refused"
     for policy in policies:
         for rule in policy.get("ingress", []):

@@ -61,15 +61,14 @@ class ChannelPool:
 
     def _open(self, address: str) -> Any:
         interceptors_, tls = interceptors(self._token), self._tls
-        addresses = [part.strip() for part in address.split(",")]
-        if len(addresses) > 1:
-            try:
-                address = grpc_target(addresses)
-            except ValueError as error:
-                raise InvalidRequest(f"{address}: {error}", field="address") from None
-            if tls is not None and not tls.server_name:
-                # One certificate for all of them: it has to name the first.
-                tls = replace(tls, server_name=host_and_port(addresses[0])[0])
+        addresses = [part.strip() for part in address.split(",") if part.strip()]
+        try:
+            address = grpc_target(addresses)
+        except ValueError as error:
+            raise InvalidRequest(f"{address!r}: {error}", field="address") from None
+        if len(addresses) > 1 and tls is not None and not tls.server_name:
+            # One certificate for all of them: it has to name the first.
+            tls = replace(tls, server_name=host_and_port(addresses[0])[0])
         if tls is not None:
             return RotatingChannel(address, tls, _OPTIONS, interceptors_)
         channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors_)

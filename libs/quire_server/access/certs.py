@@ -116,16 +116,24 @@ def _issued(
     days: int,
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         _builder(subject, ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_general(address) for address in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         .add_extension(_usage(authority=False), critical=True)
-        .add_extension(issuer, critical=False)
+        .add_extension(_key_identifier(ca), critical=False)
     )
     return builder.sign(ca_key, hashes.SHA256())
+
+
+def _key_identifier(ca: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """Return what the authority calls its key: others than this module compute it in another way."""
+    try:
+        own = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key())  # type: ignore[arg-type]
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own.value)
 
 
 def _builder(

@@ -166,12 +166,16 @@ class _Listener:
 
 
 def _listening(places: Sequence[tuple[int, Any]]) -> list[socket.socket]:
-    """Listen at all of the places, but for families of addresses that this host does not have. Raises `OSError`."""
+    """Listen at all of the places, but for families of addresses that this host does not have.
+
+    At `[::]` alone both families are served, as gRPC does. Raises `OSError`.
+    """
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     for family, place in places:
         try:
-            listening = socket.create_server(place, family=family, backlog=_BACKLOG)
+            both = len(places) == 1 and family == socket.AF_INET6 and place[0] == "::" and socket.has_dualstack_ipv6()
+            listening = socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
             if error.errno in _ABSENT:
                 absent = error

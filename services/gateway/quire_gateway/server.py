@@ -421,7 +421,7 @@ async def serve(config: GatewayConfig) -> None:
             boundary=boundary,
             clock=clock,
         ),
-        PageFrontend(config, members, lookups, names, GrpcClusterSpans(config, members.nodes), own, clock),
+        PageFrontend(config, members, lookups, names, GrpcClusterSpans(config, members.nodes), audit, own, clock),
     )
     probe.start()
     admission.start()

@@ -17,7 +17,10 @@ def test_host_and_port(text: str, host: str, port: int) -> None:
     assert host_and_port(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["", "gateway", "gateway:", "gateway:x", "gateway:65536", "::1:7410", "[::1]", "[::1"])
+_WRONG = ["", "gateway", "gateway:", "gateway:x", "gateway:65536", "::1:7410", "[::1]", "[::1", "[10.0.0.1]:1"]
+
+
+@pytest.mark.parametrize("text", _WRONG)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"not host:port|in brackets"):
         host_and_port(text)
@@ -33,6 +36,9 @@ def test_several_addresses_are_of_one_family() -> None:
 
 async def test_a_pool_says_what_is_wrong_with_addresses() -> None:
     pool = ChannelPool()
-    with pytest.raises(InvalidRequest, match=r"10.0.0.1:1, \[::1\]:1: .*one family"):
+    with pytest.raises(InvalidRequest, match=r"10.0.0.1:1, \[::1\]:1.*one family"):
         pool.get("10.0.0.1:1, [::1]:1")
+    with pytest.raises(InvalidRequest, match="'gateway-a' does not appear to be an IPv4 or IPv6 address"):
+        pool.get("gateway-a:7410,gateway-b:7410")
+    assert pool.get("gateway-a:7410,")
     await pool.close()

@@ -16,7 +16,12 @@ labels:
 
 {{/* The beginning of all names: "quire" for a release of that name. */}}
 {{- define "quire.prefix" -}}
-{{- ternary .Release.Name (printf "%s-quire" .Release.Name) (contains "quire" .Release.Name) | trunc 40 | trimSuffix "-" }}
+{{- $name := ternary .Release.Name (printf "%s-quire" .Release.Name) (contains "quire" .Release.Name) }}
+{{- $name = .Values.fullnameOverride | default $name }}
+{{- if gt (len $name) 39 }}
+{{- fail (printf "names begin with %q, which is longer than 39 characters: set fullnameOverride" $name) }}
+{{- end }}
+{{- $name }}
 {{- end }}
 
 {{/* Labels of what belongs to no role, and of Redis. */}}
@@ -35,12 +40,18 @@ labels:
 {{- define "quire.any" }}{{ ternary "[::]" "0.0.0.0" .Values.ipv6 }}{{ end }}
 {{- define "quire.address" }}{{ ternary "[$(POD_IP)]" "$(POD_IP)" .Values.ipv6 }}{{ end }}
 
-{{/* Bytes of a Kubernetes quantity: 100Gi. */}}
+{{/* Bytes of a Kubernetes quantity: 100Gi, or a number. */}}
 {{- define "quire.bytes" -}}
+{{- $text := toString . }}
+{{- if kindIs "float64" . }}{{ $text = . | int64 | toString }}{{ end }}
 {{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824
       "Ti" 1099511627776 "Pi" 1125899906842624 }}
-{{- $number := regexFind "^[0-9.]+" . }}
-{{- mulf (float64 $number) (float64 (get $units (trimPrefix $number .))) | int64 }}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $text }}
+{{- $unit := trimPrefix $number $text }}
+{{- if or (not $number) (not (hasKey $units $unit)) }}
+{{- fail (printf "%q is no quantity of bytes as 100Gi, 64G or 17179869184" $text) }}
+{{- end }}
+{{- mulf (float64 $number) (float64 (get $units $unit)) | int64 }}
 {{- end }}
 
 {{- define "quire.image" -}}
@@ -65,7 +76,7 @@ labels:
 metadata:
   labels:
     {{- include "quire.labels" . | nindent 4 }}
-    {{- with $own.podLabels }}
+    {{- with omit $own.podLabels "app.kubernetes.io/name" "app.kubernetes.io/part-of" "app.kubernetes.io/instance" }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:

@@ -15,6 +15,7 @@ from quire.model.health import verdict_of
 from quire.model.images import Rendering
 from quire.model.nodes import StorageInfo
 from quire.wire.credentials import page_token
+from quire_gateway.access.audit import AuditLog
 from quire_gateway.access.tenant_names import TenantNames
 from quire_gateway.config import GatewayConfig
 from quire_gateway.http.certificate import PublicCertificate
@@ -52,6 +53,7 @@ class PageFrontend:
         lookups: LookupCounts,
         names: TenantNames,
         spans: ClusterSpans,
+        audit: AuditLog,
         images: ImageService,
         clock: Clock,
     ) -> None:
@@ -60,6 +62,7 @@ class PageFrontend:
         self._lookups = lookups
         self._names = names
         self._spans = spans
+        self._audit = audit
         self._images = images
         self._history = History(members.nodes, lambda: lookups.asked, clock)
         self._requests = HttpRequests("page", ASIDE_SHARE)
@@ -183,7 +186,9 @@ class PageFrontend:
         return web.json_response(recent_requests())
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await spans_of(request.match_info["id"], self._spans))
+        trace_id = request.match_info["id"]
+        self._audit.act("ListSpans", trace_id, None)
+        return web.json_response(await spans_of(trace_id, self._spans))
 
     async def _series(self, request: web.Request) -> web.StreamResponse:
         """The last hour, or with `?range=day` the last day."""

@@ -143,7 +143,7 @@ async function showRequests() {
   }));
   if (!requests.length) {
     document.getElementById("requests").textContent =
-      "none are kept: QUIRE_TRACE_RECENT=2000 at each service keeps some (quire up --trace)";
+      "none yet, or none are kept: QUIRE_TRACE_RECENT=2000 at each service keeps some (quire up --trace)";
   }
 }
 
@@ -193,7 +193,7 @@ function waterfall(spans) {
     });
     bar.append(drawn("title", {}, about(span)));
     svg.append(bar);
-    for (const [time] of span.events) {
+    for (const time of span.events_ns) {
       svg.append(drawn("line", { class: "event", x1: x(time), x2: x(time), y1: y + 3, y2: y + SPAN_HEIGHT - 3 }));
     }
     svg.append(drawn("text", { x: width, y: y + 13, "text-anchor": "end" }, `${((span.end_ns - span.start_ns) / 1e6).toFixed(2)} ms`));
@@ -211,8 +211,10 @@ async function showTrace() {
   const id = location.hash.slice(1);
   if (!/^[0-9a-f]{32}$/.test(id)) return place.replaceChildren();
   const answer = await fetch(at(`traces/${id}`));
-  if (!answer.ok) return place.replaceChildren(element("p", await answer.text(), "warn"));
-  const { spans, cut, missing } = await answer.json();
+  const told = answer.ok ? await answer.json() : await answer.text();
+  if (location.hash.slice(1) !== id) return;  // another was opened meanwhile
+  if (!answer.ok) return place.replaceChildren(element("p", told, "warn"));
+  const { spans, cut, missing } = told;
   const said = missing.map((each) => element("p", `spans are missing: ${each}`, "warn"));
   if (cut) said.push(element("p", "it has more spans; quire trace shows all", "warn"));
   if (!spans.length) return place.replaceChildren(element("p", `the members keep no spans of ${id} any longer`), ...said);
@@ -338,8 +340,9 @@ async function showGallery() {
 look();
 showGallery();
 showRanges();
-showHistory();
-showRequests();
-showTrace();
-addEventListener("hashchange", () => showTrace().then(() => document.getElementById("trace").scrollIntoView()));
-setInterval(() => Promise.all([showHistory(), showRequests()]).catch(() => {}), HISTORY_MS);  // look() says that the gateway does not answer
+const quietly = (work) => work.catch(() => {});  // look() says that the gateway does not answer
+quietly(showHistory());
+quietly(showRequests());
+quietly(showTrace());
+addEventListener("hashchange", () => quietly(showTrace().then(() => document.getElementById("trace").scrollIntoView())));
+setInterval(() => quietly(Promise.all([showHistory(), showRequests()])), HISTORY_MS);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,6 +16,8 @@ from quire_server.telemetry.recent_spans import recent_spans
 
 _REQUESTS: Final = 20
 _SPANS_MAX: Final = 2000
+_SHOWN: Final = ("span_id", "parent_id", "name", "service", "start_ns", "end_ns", "ok")
+_LAYER: Final = "quire.layer"
 
 
 def recent_requests() -> list[dict[str, object]]:
@@ -33,19 +36,35 @@ def recent_requests() -> list[dict[str, object]]:
 
 
 async def spans_of(trace_id: str, cluster: ClusterSpans) -> dict[str, object]:
-    """Return the spans of a trace, by their start, and which members did not answer; `cut`: there are more."""
+    """Return the spans of a trace, by their start, and which members did not answer; `cut`: there are more.
+
+    Of their attributes those of layers alone: others name tenants' images and chunks.
+    """
     return await asyncio.create_task(_collected(trace_id, cluster), context=background())
 
 
 async def _collected(trace_id: str, cluster: ClusterSpans) -> dict[str, object]:
     spans: list[dict[str, Any]] = []
     missing = []
-    async for page in cluster.of(trace_id):
-        spans += [json.loads(span) for span in page.spans]
-        if page.error:
-            missing.append(f"{page.member}: {page.error}")
+    async with contextlib.aclosing(cluster.of(trace_id)) as pages:
+        async for page in pages:
+            spans += map(_shown, page.spans)
+            if page.error:
+                missing.append(f"{page.member}: {page.error}")
+            if len(spans) > _SPANS_MAX:
+                break
     spans.sort(key=lambda span: span["start_ns"])
     return {"spans": spans[:_SPANS_MAX], "cut": len(spans) > _SPANS_MAX, "missing": missing}
+
+
+def _shown(text: bytes) -> dict[str, Any]:
+    span = json.loads(text)
+    about = {name: value for name, value in span["attributes"].items() if name == _LAYER or name.endswith("_us")}
+    return {
+        **{name: span[name] for name in _SHOWN},
+        "attributes": about,
+        "events_ns": [each[0] for each in span["events"]],
+    }
 
 
 def _row(trace_id: int, spans: Sequence[ReadableSpan]) -> dict[str, object]:
