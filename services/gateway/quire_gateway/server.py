@@ -102,10 +102,11 @@ _MESSAGE_BYTES_MAX: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """The isolation of tenants: derived chunk keys, and the ownership of client memory."""
+    """The isolation of tenants: derived chunk keys, and the ownership of client memory; and tenants' names."""
 
     derivation: KeyDerivation
     addresses: WorkerAddresses
+    names: TenantNames
 
 
 def _s3_frontend(
@@ -175,7 +176,7 @@ def _listeners(
     own: ImageService,
     pictures: PictureUploads,
     admission: Admission,
-    names: TenantNames,
+    spans: GrpcClusterSpans,
     lookups: Lookups,
     following: Following,
     retention: Retention,
@@ -230,8 +231,7 @@ def _listeners(
             authenticate=admission.operator,
             on_failure=admission.audit.request,
         )
-        spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
-        admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation, names)
+        admin = AdminServicer(config, admission, orchestrator, watching, spans, boundary.derivation, boundary.names)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
         servers.append(operators)
     return members, servers, servicer.sessions
@@ -343,7 +343,7 @@ async def _boundary(
     Raises:
         ConfigInvalid: The cluster's secrets do not unwrap the secret for derived keys.
     """
-    guarded = config.asks_for_tokens
+    guarded, names = config.asks_for_tokens, TenantNames(_access_keys(config, redis), clock)
     addresses = WorkerAddresses(
         required=guarded and not config.accept_unproven_addresses,
         secrets=config.secrets,
@@ -352,13 +352,22 @@ async def _boundary(
         clock=clock,
     )
     if not guarded:
-        return _Boundary(SameKeys(), addresses)
+        return _Boundary(SameKeys(), addresses, names)
     derived = DerivedKeys(partial(key_secret, redis, *config.secrets))
     try:
         await derived.load()
     except Unavailable as error:
         logger().warning("requests for chunks are refused until Redis is there", error=str(error))
-    return _Boundary(derived, addresses)
+    return _Boundary(derived, addresses, names)
+
+
+def _access_keys(config: GatewayConfig, redis: Any) -> AccessKeys:
+    return AccessKeys(redis, *config.secrets)
+
+
+def _audit_log(config: GatewayConfig, clock: Clock) -> AuditLog:
+    collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
+    return AuditLog(config.audit_log, clock, collector)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -381,12 +390,10 @@ async def serve(config: GatewayConfig) -> None:
     own = _own_memory(
         config, images, latents=latents, catalogue=catalogue, memory=memory, vaes=vaes, reach=reach, warming=warming
     )
-    boundary = await _boundary(config, redis, view, nodes, clock)
-    access_keys = AccessKeys(redis, *config.secrets)
-    keys, names = KeyRing(access_keys, clock), TenantNames(access_keys, clock)
-    collector = OtlpLog("quire-gateway", "quire.audit", node_id=config.node_id) if config.audit_otlp else None
-    audit, watching = AuditLog(config.audit_log, clock, collector), EventWatch(CacheEvents(redis))
-    admission, key_acts = Admission(config, keys, clock, audit), KeyActs(Acts(redis), audit, config.node_id, clock)
+    boundary, keys = await _boundary(config, redis, view, nodes, clock), KeyRing(_access_keys(config, redis), clock)
+    spans, watching = GrpcClusterSpans(config, members.nodes), EventWatch(CacheEvents(redis))
+    admission = Admission(config, keys, clock, audit := _audit_log(config, clock))
+    key_acts = KeyActs(Acts(redis), audit, config.node_id, clock)
     server, servers, sessions = _listeners(
         config=config,
         gateway=gateway,
@@ -395,7 +402,7 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         pictures=(pictures := PictureUploads(owners, decoders, vaes, memory, at_once=config.pictures_max)),
         admission=admission,
-        names=names,
+        spans=spans,
         lookups=lookups,
         following=Following(lookups, RunningStores(redis), view, clock),
         retention=_retention(config, redis, view, clock),
@@ -421,7 +428,7 @@ async def serve(config: GatewayConfig) -> None:
             boundary=boundary,
             clock=clock,
         ),
-        PageFrontend(config, members, lookups, names, GrpcClusterSpans(config, members.nodes), audit, own, clock),
+        PageFrontend(config, members, lookups, boundary.names, spans, audit, own, clock),
     )
     probe.start()
     admission.start()
