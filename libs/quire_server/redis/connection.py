@@ -86,7 +86,13 @@ class _Cluster(RedisCluster):
 
 @contextlib.asynccontextmanager
 async def metadata_errors() -> AsyncIterator[None]:
-    """Turn what redis-py raises into `MetadataUnavailable`."""
+    """Turn what redis-py raises into `MetadataUnavailable`.
+
+    Raises `CancelledError` where redis-py has lost one: it sends by `asyncio.wait_for`, which before Python 3.12 loses
+    a cancellation that comes as it ends (cpython 86296).
+    """
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task is not None else 0
     try:
         yield
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
@@ -95,6 +101,8 @@ async def metadata_errors() -> AsyncIterator[None]:
         if "handler is closed" not in str(error):
             raise
         raise MetadataUnavailable("Redis: the connection is closed") from error
+    if task is not None and task.cancelling() > cancellations:
+        raise asyncio.CancelledError
 
 
 def _by_sentinel(where: SplitResult, options: dict[str, Any]) -> redis.Redis:

@@ -77,6 +77,7 @@ class Session:
         self._kept: deque[pb.SessionResponse] = deque()
         self._room = asyncio.Event()
         self._requests: dict[int, asyncio.Task[None]] = {}
+        self._begun: set[int] = set()
         self._unwanted: set[int] = set()
         self._leases: dict[bytes, int] = {}
         self._leases_max = _LEASES_LOOKED
@@ -110,9 +111,10 @@ class Session:
             task = self._requests.get(message.cancel)
             if task is not None:
                 self._unwanted.add(message.cancel)
-                task.cancel()
+                if message.cancel in self._begun:  # a task that is cancelled before its first step answers nothing
+                    task.cancel()
             return
-        task = asyncio.create_task(self._answer(self, message))
+        task = asyncio.create_task(self._serve(message))
         self._requests[message.id] = task
         task.add_done_callback(partial(self._ended, message.id))
 
@@ -129,8 +131,17 @@ class Session:
         """Whether the client has cancelled a request."""
         return request in self._unwanted
 
+    async def _serve(self, message: pb.SessionRequest) -> None:
+        """Answer a request, unless it was cancelled before it began: then no node has heard of it."""
+        self._begun.add(message.id)
+        if message.id in self._unwanted:
+            await self.put(pb.SessionResponse(id=message.id, last=True, stopped=pb.SessionStopped()))
+        else:
+            await self._answer(self, message)
+
     def _ended(self, request: int, _: asyncio.Task[None]) -> None:
         del self._requests[request]
+        self._begun.discard(request)
         self._unwanted.discard(request)
         self._end_if_left()
 
