@@ -100,26 +100,6 @@ async def test_a_session_that_has_said_its_last_word_takes_no_request() -> None:
     assert taken == [1, 2] and all(response.heard == 2 for response in again.news)
 
 
-async def test_a_request_that_is_cancelled_before_it_begins_is_stopped() -> None:
-    """Both come in one message of the transport: the client waited for its last answer until its deadline."""
-    begun = list[int]()
-
-    async def answer(session: Session, message: pb.SessionRequest) -> None:
-        begun.append(message.id)
-
-    async def release(lease: bytes) -> None: ...
-
-    session = Session(cast(Any, None), answer, release, FakeClock())
-    stream = session.attach(0)
-    session.take(pb.SessionRequest(id=1))
-    session.take(pb.SessionRequest(id=2, cancel=1))
-    while session.requests:
-        await asyncio.sleep(0)
-    stream.end()
-    (last,) = [response async for response in session.responses(stream)]
-    assert (last.id, last.last, last.HasField("stopped"), begun) == (1, True, True, [])
-
-
 async def test_a_request_that_is_given_up_is_stopped() -> None:
     gateway = SessionGateway()
     async with serving(gateway) as port, session_client(port) as stub:
