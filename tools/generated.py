@@ -73,7 +73,7 @@ def groups() -> str:
 
 
 def schema() -> str:
-    """What Helm refuses values by: names and types, as values.yaml has them. Roles may have the values of `pods`."""
+    """Return the schema of values.yaml: names and types. Roles may have the values of `pods`."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for service in SERVICES:
         values[service] |= values["pods"]

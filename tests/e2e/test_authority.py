@@ -1,4 +1,4 @@
-"""Another authority takes over in the steps of docs/operations/security.md: after each, new connections serve."""
+"""A new authority replaces the former one in the steps of docs/operations/security.md; new connections serve."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_another_authority_takes_over(tmp_path: Path) -> None:
 
 
 def test_an_authority_that_is_none_is_refused(tmp_path: Path) -> None:
-    """And nothing is written."""
+    """`quire certs` writes nothing then."""
     (tmp_path / "empty.pem").write_text("no certificate")
     for name in ("empty.pem", "absent.pem"):
         command = fork_server.quire("certs", tmp_path / "certs", "--trust", tmp_path / name)

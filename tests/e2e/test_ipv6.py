@@ -20,7 +20,7 @@ class _OnIpv6(LocalCluster):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two of each that others name by several addresses."""
+    """Start two of each service that is named by several addresses."""
     folder = tmp_path_factory.mktemp("ipv6")
     with _OnIpv6(folder, gateways=2, orchestrators=2, schedulers=2, decoders=0) as running:
         yield running
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_prefixes_are_stored_and_fetched(cluster: LocalCluster, count: int) -> None:
-    """By one gateway's address, and by several, of which the first has to answer to its name."""
+    """The client names one gateway, and two."""
     gateways = [cluster.address(name) for name in ("gateway", "gateway-1")[:count]]
     assert all(address.startswith("[::1]:") for address in gateways)
     async with AsyncClient(",".join(gateways)) as client:

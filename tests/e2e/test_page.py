@@ -161,13 +161,13 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
 
 
 def test_time_series_are_kept_at_the_gateway(cluster: LocalCluster) -> None:
-    """Of what was done since it began; a page that is opened later shows it, too."""
+    """The series begin with the gateway; a page that is opened later shows them, too."""
     token = page_token(cluster.secret.encode())
 
     def series() -> Any:
-        told = json.loads(_get(cluster, "/history.json", token)[1])
-        assert all(len(values) == len(told["times_ms"]) for values in told["series"].values())
-        return told["series"]
+        history = json.loads(_get(cluster, "/history.json", token)[1])
+        assert all(len(values) == len(history["times_ms"]) for values in history["series"].values())
+        return history["series"]
 
     def shows_work() -> bool:  # new at each look: what is done before the first sample is in none
         asyncio.run(_store_and_fetch(cluster, 1))
@@ -179,25 +179,25 @@ def test_time_series_are_kept_at_the_gateway(cluster: LocalCluster) -> None:
 
 
 def test_namespaces_are_named(cluster: LocalCluster) -> None:
-    (namespace,) = [each for each in _told(cluster)["namespaces"].values() if each["hit"] == 40]
+    (namespace,) = [row for row in _told(cluster)["namespaces"].values() if row["hit"] == 40]
     expected = fresh_namespace()
     assert namespace["model"] == expected.model_id and namespace["version"]
     assert (namespace["tenant"], namespace["adapter"]) == (expected.tenant, "")
 
 
 def test_a_recent_request_opens_into_its_spans(cluster: LocalCluster) -> None:
-    """Of all members, with an event for each layer; looking at them makes none."""
+    """Spans of all members have the times of layers, and no other attributes; reading spans makes none."""
     token = page_token(cluster.secret.encode())
     requests = json.loads(_get(cluster, "/requests.json", token)[1])
-    assert len(requests) <= 20 and all(each["ms"] > 0 and each["ok"] for each in requests)
-    fetched = [each for each in requests if "Fetch" in each["name"] or "Session" in each["name"]]
-    told = [json.loads(_get(cluster, f"/traces/{each['trace']}", token)[1]) for each in fetched]
-    assert told and not any(each["missing"] or each["cut"] for each in told)
-    services = {span["service"] for each in told for span in each["spans"]}
-    assert {"gateway", "storage"} <= services, requests
-    shown = {name for each in told for span in each["spans"] for name in span["attributes"]}
-    assert all(name == "quire.layer" or name.endswith("_us") for name in shown), "others name images and chunks"
-    assert any(span["events_ns"] or "quire.layer" in span["attributes"] for each in told for span in each["spans"])
+    assert len(requests) <= 20 and all(request["ms"] > 0 and request["ok"] for request in requests)
+    ids = [request["trace"] for request in requests if "Fetch" in request["name"]]
+    traces = [json.loads(_get(cluster, f"/traces/{trace_id}", token)[1]) for trace_id in ids]
+    assert traces and not any(trace["missing"] or trace["cut"] for trace in traces)
+    spans = [span for trace in traces for span in trace["spans"]]
+    assert {"gateway", "storage"} <= {span["service"] for span in spans}, requests
+    attributes = {name for span in spans for name in span["attributes"]}
+    assert all(name == "quire.layer" or name.endswith("_us") for name in attributes), "others name images and chunks"
+    assert any("quire.layer" in span["attributes"] for span in spans)
     assert json.loads(_get(cluster, "/requests.json", token)[1])[0] == requests[0]
     assert _get(cluster, "/traces/unknown", token)[0] == 404
     assert json.loads(_get(cluster, f"/traces/{32 * '0'}", token)[1])["spans"] == []

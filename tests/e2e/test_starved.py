@@ -24,7 +24,7 @@ from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_k
 _STARVED_S = 60
 _OVERSUBSCRIBED = 20
 _WRONG = {"NODE_AWAY", "NO_STORAGE", "NO_SCHEDULER", "MEMBER_REFUSED", "ONE_COPY"}
-"""What operators would be called for, though nothing is broken."""
+"""Failed checks of a broken cluster."""
 
 
 @contextlib.contextmanager
@@ -43,9 +43,9 @@ def _busy(count: int) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_starved_machine_costs_no_member_and_no_read(tmp_path: Path) -> None:
-    """With the settings of a cluster that nobody has tuned."""
+    """The cluster has the default settings."""
     usual = {"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS": "3000", "QUIRE_GATEWAY_LATE_MAX_MS": ""}
-    seen: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     with LocalCluster(tmp_path, storage_nodes=3, decoders=0, arena_bytes=96 << 20, settings=usual) as cluster:
         async with AsyncClient(cluster.gateway_address, timeout_s=60) as client:
             namespace = fresh_namespace()
@@ -55,17 +55,17 @@ async def test_a_starved_machine_costs_no_member_and_no_read(tmp_path: Path) -> 
                 end_s = time.monotonic() + _STARVED_S
                 while time.monotonic() < end_s:
                     with contextlib.suppress(QuireError):
-                        seen.update({check.code for check in await client.health()})
-                        seen["looks"] += 1
+                        counts.update({check.code for check in await client.health()})
+                        counts["looks"] += 1
                     with contextlib.suppress(QuireError):
-                        found = await client.lookup(namespace, keys)
-                        got, _ = await fetch_all(client, found)
-                        assert np.array_equal(got, payload[:, : found.matched_chunks])
-                        seen["reads"] += 1
-                        seen["whole reads"] += found.matched_chunks == len(keys)
+                        lookup = await client.lookup(namespace, keys)
+                        got, _ = await fetch_all(client, lookup)
+                        assert np.array_equal(got, payload[:, : lookup.matched_chunks])
+                        counts["reads"] += 1
+                        counts["whole reads"] += lookup.matched_chunks == len(keys)
                     await asyncio.sleep(0.5)
-            print(dict(seen))
-            assert seen["looks"] > 3 and not _WRONG & seen.keys(), seen
+            print(dict(counts))
+            assert counts["looks"] > 3 and counts["reads"] and not _WRONG & counts.keys(), counts
 
             async def is_well() -> bool:
                 return not await client.health()
@@ -74,5 +74,5 @@ async def test_a_starved_machine_costs_no_member_and_no_read(tmp_path: Path) -> 
             while not await is_well():
                 assert time.monotonic() < deadline_s, await client.health()
                 await asyncio.sleep(1)
-            found = await client.lookup(namespace, keys)
-            assert np.array_equal((await fetch_all(client, found))[0], payload)
+            lookup = await client.lookup(namespace, keys)
+            assert np.array_equal((await fetch_all(client, lookup))[0], payload)

@@ -19,5 +19,5 @@ def sources(*tops: str) -> Iterator[Path]:
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """Return a module's syntax tree, which nobody changes."""
+    """Return a module's syntax tree. Callers share it, and do not change it."""
     return ast.parse(path.read_text())

@@ -264,17 +264,16 @@ def test_two_releases_of_a_namespace_share_nothing() -> None:
     assert {name.removeprefix("second-") for _, name in releases[1]} == {name for _, name in releases[0]}
     pods = [list(pods_of(list(objects.values())).values()) for objects in releases]
     selectors = re.findall(r"(?:matchLabels|selector): ({[^{}]*})", str(list(releases[0].values())).replace("'", ""))
-    assert len(selectors) > 20 and all(
-        "instance: quire" in each for each in selectors if "quire.io/" not in each and "metadata.name" not in each
-    )
+    own = [text for text in selectors if "quire.io/" not in text and "metadata.name" not in text]
+    assert len(own) > 20 and all("instance: quire" in text for text in own)
     text = yaml.safe_dump(list(releases[1].values()))
-    others = rf"(?<!second-)\bquire-(?:{'|'.join(ROLES)}|redis|public|cluster)"
-    assert not re.findall(others, re.sub(r"image: \S+", "", text))
+    foreign = rf"(?<!second-)\bquire-(?:{'|'.join(ROLES)}|redis|public|cluster)"
+    assert not re.findall(foreign, re.sub(r"image: \S+", "", text))
     assert all(pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "second" for pod in pods[1])
 
 
 def test_names_may_begin_with_something_else() -> None:
-    """As the chart before 0.3 called everything, whatever its release was called."""
+    """The chart before 0.3 used the same names for every release."""
     objects = by_name(rendered({"fullnameOverride": "quire"}, "production"))
     assert {name for _, name in objects} == {name for _, name in by_name(rendered({}))}
     with pytest.raises(helm.HelmError, match="longer than 39 characters"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def host_and_port(text: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port.
 
-    Raises `ValueError` for what is no address.
+    Raises `ValueError` for other texts.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or not 0 <= int(port) < 1 << 16:
@@ -21,7 +21,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def grpc_target(addresses: Sequence[str]) -> str:
-    """Return what gRPC connects to: the first of the addresses that answers. Several are IP addresses, of one family.
+    """Return gRPC's target: it connects to the first address that answers. Several are IP addresses of one family.
 
     Raises `ValueError` where one of several is no IP address with a port, and for two families.
     """

@@ -59,10 +59,10 @@ def make(folder: Path, hosts: Sequence[str], days: int, trusted: Sequence[Path] 
     """
     if days < 1:
         raise InvalidRequest(f"{days} days", field="days")
-    others = [_read(file) for file in trusted]
+    additions = [_read(file) for file in trusted]
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = _authority(folder)
-    authorities = b"".join([ca.public_bytes(serialization.Encoding.PEM), *others])
+    authorities = b"".join([ca.public_bytes(serialization.Encoding.PEM), *additions])
     _write(folder / "ca.pem", authorities, 0o644)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
@@ -86,7 +86,7 @@ def _read(file: Path) -> bytes:
         certificates = x509.load_pem_x509_certificates(file.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{file} has no certificates: {error}", field="trusted") from None
-    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -128,7 +128,7 @@ def _issued(
 
 
 def _key_identifier(ca: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    """Return what the authority calls its key: others than this module compute it in another way."""
+    """Return the identifier of the authority's key, as its certificate has it: tools compute it in several ways."""
     try:
         own = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     except x509.ExtensionNotFound:

@@ -174,8 +174,9 @@ def _listening(places: Sequence[tuple[int, Any]]) -> list[socket.socket]:
     absent: OSError | None = None
     for family, place in places:
         try:
-            both = len(places) == 1 and family == socket.AF_INET6 and place[0] == "::" and socket.has_dualstack_ipv6()
-            listening = socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+            alone = len(places) == 1 and (family, place[0]) == (socket.AF_INET6, "::")
+            dualstack = alone and socket.has_dualstack_ipv6()
+            listening = socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
         except OSError as error:
             if error.errno in _ABSENT:
                 absent = error

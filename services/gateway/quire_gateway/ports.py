@@ -240,7 +240,7 @@ class Decoders(Protocol):
 
 
 class LookupCounts(Protocol):
-    """What look-ups at this gateway asked for."""
+    """Hits and misses of this gateway's look-ups."""
 
     @property
     def asked(self) -> Mapping[tuple[str, str], int]:

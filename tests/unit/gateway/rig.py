@@ -13,6 +13,7 @@ from quire.model.errors import (
     MetadataUnavailable,
     Unauthenticated,
 )
+from quire.testing import FakeClock
 from quire.wire.channels import ChannelPool, Stop, call, stream
 from quire.wire.session import METHODS, SessionChannel
 from quire.wire.v1 import gateway_pb2 as pb
@@ -22,6 +23,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 )
 from quire_gateway.access.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
+from quire_gateway.grpc.session import Session
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.kv.contacted_nodes import contacted, finished
 from quire_server.clock import SystemClock
@@ -123,6 +125,18 @@ class SessionGateway:
 for _name in (method.name for method in METHODS.values()):  # those that are not asked here
     if not hasattr(SessionGateway, _name):
         setattr(SessionGateway, _name, None)
+
+
+def recording_session() -> tuple[Session, list[int]]:
+    """Return a session without a client, and the ids of the requests that it has begun."""
+    requests = list[int]()
+
+    async def answer(session: Session, message: pb.SessionRequest) -> None:
+        requests.append(message.id)
+
+    async def release(lease: bytes) -> None: ...
+
+    return Session(cast(Any, None), answer, release, FakeClock()), requests
 
 
 class Wire:

@@ -19,7 +19,6 @@ from quire.model.errors import (
     TooManyRequests,
     Unauthenticated,
 )
-from quire.testing import FakeClock
 from quire.wire.channels import Stop, call, stream
 from quire.wire.session import NAME_HEADER, _failure
 from quire.wire.status import error_of
@@ -34,7 +33,15 @@ from quire_gateway.grpc import sessions
 from quire_gateway.grpc.session import Session
 from quire_server.grpc_server import Server
 from tests.polling import eventually
-from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, session_stream
+from tests.unit.gateway.rig import (
+    SessionGateway,
+    Wire,
+    fetch,
+    lookup,
+    serving,
+    session_client,
+    session_stream,
+)
 
 
 async def test_many_requests_share_a_stream_and_fail_by_themselves() -> None:
@@ -72,32 +79,6 @@ async def test_what_a_client_has_ends_with_it_and_at_once(monkeypatch: pytest.Mo
         assert sorted(gateway.released) == [b"1", b"3", b"4", b"4 of shard 0"]
         assert sorted(gateway.stopped) == ["fetch", "lookup"]
         assert gateway.sessions.stats == {"sessions": 0}
-
-
-async def test_a_session_that_has_said_its_last_word_takes_no_request() -> None:
-    """Finding D8: a fetch behind it ran here and at the gateway that the client asked next, into one buffer."""
-    taken = list[int]()
-
-    async def answer(session: Session, message: pb.SessionRequest) -> None:
-        taken.append(message.id)
-
-    async def release(lease: bytes) -> None: ...
-
-    session = Session(cast(Any, None), answer, release, FakeClock())
-    stream = session.attach(0)
-    session.take(pb.SessionRequest(id=1))
-    session.leave()
-    session.take(pb.SessionRequest(id=2))  # it left before the request before it had ended
-    while session.requests:
-        await asyncio.sleep(0)
-    last = [response.heard for response in stream.news][-1]
-    session.take(pb.SessionRequest(id=3))
-    await asyncio.sleep(0)
-    assert (last, session.heard, taken) == (2, 2, [1, 2])
-    again = session.attach(0)
-    session.take(pb.SessionRequest(id=3))
-    await asyncio.sleep(0)
-    assert taken == [1, 2] and all(response.heard == 2 for response in again.news)
 
 
 async def test_a_request_that_is_given_up_is_stopped() -> None:

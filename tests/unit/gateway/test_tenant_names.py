@@ -15,7 +15,7 @@ _SECRETS = b"a" * 32, b"b" * 32
 
 
 async def test_tenants_with_keys_have_names(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the salts of both secrets; remembered for a while, and for longer while Redis does not answer."""
+    """Names are known by the salts of both secrets, and kept for ten seconds, or until Redis answers again."""
     keys, clock = AccessKeys(redis_client, *_SECRETS), FakeClock()
     names = TenantNames(keys, clock)
     await keys.create("alice", ())
@@ -28,7 +28,9 @@ async def test_tenants_with_keys_have_names(redis_client: redis.Redis, monkeypat
     async def refuse() -> None:
         raise MetadataUnavailable("Redis is away")
 
-    with monkeypatch.context() as away:
-        away.setattr(keys, "all", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "all", refuse)
         assert await names.by_digest() == expected
+    assert await names.by_digest() == expected, "Redis is not waited for each time"
+    await clock.advance(11)
     assert set((await names.by_digest()).values()) == {"alice", "bob"}

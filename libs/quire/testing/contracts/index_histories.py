@@ -13,7 +13,7 @@ from quire.testing.contracts.index import Index, chain, drops_of, evict, listing
 class IndexHistoriesContract:
     """Needs the fixture of `IndexContract`."""
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(6))
     async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:
         """Register, unregister, evict and match on branching chains, against a dict of parents and holders."""
         rng = random.Random(seed)

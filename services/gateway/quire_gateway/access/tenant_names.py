@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,13 +24,11 @@ class TenantNames:
         self._until_s = 0.0
 
     async def by_digest(self) -> Mapping[str, str]:
-        """Return the names by `Namespace.tenant`, at most ten seconds old; older ones while Redis does not answer."""
+        """Return the names by `Namespace.tenant`, read every ten seconds; the last ones while Redis does not answer."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._until_s:
-            try:
+            self._until_s = now_s + _REMEMBERED_S  # also where Redis does not answer: it is not waited for each time
+            with contextlib.suppress(QuireError):
                 tenants = {key.tenant for key in await self._keys.all()}
-            except QuireError:
-                return self._names
-            self._names = {tenant_name(salt): tenant for tenant in tenants for salt in self._keys.salts(tenant)}
-            self._until_s = now_s + _REMEMBERED_S
+                self._names = {tenant_name(salt): tenant for tenant in tenants for salt in self._keys.salts(tenant)}
         return self._names

@@ -132,7 +132,7 @@ class Session:
         return request in self._unwanted
 
     async def _serve(self, message: pb.SessionRequest) -> None:
-        """Answer a request, unless it was cancelled before it began: then no node has heard of it."""
+        """Answer a request. One that was cancelled before its task began has reached no node: report it as stopped."""
         self._begun.add(message.id)
         if message.id in self._unwanted:
             await self.put(pb.SessionResponse(id=message.id, last=True, stopped=pb.SessionStopped()))

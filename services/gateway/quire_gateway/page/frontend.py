@@ -168,19 +168,19 @@ class PageFrontend:
         return web.json_response({**about, "nodes": nodes, "namespaces": self._namespaces(names)})
 
     def _namespaces(self, names: Mapping[str, str]) -> dict[str, dict[str, object]]:
-        """By tag: chunks that were asked for, and whose they are."""
-        counts, known = self._lookups.asked, self._lookups.namespaces
-        told: dict[str, dict[str, object]] = {}
+        """Return the hits and misses of each namespace by its tag, with its model and tenant."""
+        counts, namespaces = self._lookups.asked, self._lookups.namespaces
+        rows: dict[str, dict[str, object]] = {}
         for tag in {tag for tag, _ in counts}:
-            told[tag] = {result: counts.get((tag, result), 0) for result in ("hit", "miss")}
-            if (namespace := known.get(tag)) is not None:
-                told[tag] |= {
+            rows[tag] = {result: counts.get((tag, result), 0) for result in ("hit", "miss")}
+            if (namespace := namespaces.get(tag)) is not None:
+                rows[tag] |= {
                     "model": namespace.model_id,
                     "version": namespace.weight_version,
                     "adapter": namespace.adapter,
                     "tenant": names.get(namespace.tenant, namespace.tenant),
                 }
-        return told
+        return rows
 
     async def _recent_requests(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(recent_requests())

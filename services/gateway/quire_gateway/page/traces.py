@@ -36,25 +36,25 @@ def recent_requests() -> list[dict[str, object]]:
 
 
 async def spans_of(trace_id: str, cluster: ClusterSpans) -> dict[str, object]:
-    """Return the spans of a trace, by their start, and which members did not answer; `cut`: there are more.
+    """Return the spans of a trace, by their start, and the members that did not answer; `cut`: there are more.
 
-    Of their attributes those of layers alone: others name tenants' images and chunks.
+    Spans have the attributes of layers alone: other attributes name tenants' images and chunks.
     """
     return await asyncio.create_task(_collected(trace_id, cluster), context=background())
 
 
 async def _collected(trace_id: str, cluster: ClusterSpans) -> dict[str, object]:
     spans: list[dict[str, Any]] = []
-    missing = []
+    failures = []
     async with contextlib.aclosing(cluster.of(trace_id)) as pages:
         async for page in pages:
             spans += map(_shown, page.spans)
             if page.error:
-                missing.append(f"{page.member}: {page.error}")
+                failures.append(f"{page.member}: {page.error}")
             if len(spans) > _SPANS_MAX:
                 break
     spans.sort(key=lambda span: span["start_ns"])
-    return {"spans": spans[:_SPANS_MAX], "cut": len(spans) > _SPANS_MAX, "missing": missing}
+    return {"spans": spans[:_SPANS_MAX], "cut": len(spans) > _SPANS_MAX, "missing": failures}
 
 
 def _shown(text: bytes) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _shown(text: bytes) -> dict[str, Any]:
     return {
         **{name: span[name] for name in _SHOWN},
         "attributes": about,
-        "events_ns": [each[0] for each in span["events"]],
+        "events_ns": [time_ns for time_ns, *_ in span["events"]],
     }
 
 
