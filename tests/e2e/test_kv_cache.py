@@ -15,6 +15,7 @@ import torch
 import quire
 from quire import AsyncClient, Client, KvLayout, Namespace, QuireError, block_keys
 from quire.client import KvCache
+from quire.client.kv_arrays import pack_layer
 from quire.model.errors import InvalidRequest
 from quire_tools.local import LocalCluster
 from tests.polling import until
@@ -41,6 +42,53 @@ def _numpy_layers(seed: int = 0) -> list[tuple[Any, Any]]:
     random = np.random.default_rng(seed)
     shape = (len(_TOKENS), _HEADS, _DIM)
     return [tuple(random.standard_normal(shape).astype(np.float16) for _ in range(2)) for _ in range(_LAYERS)]  # type: ignore[misc]
+
+
+async def test_the_same_with_asyncio(cluster: LocalCluster) -> None:
+    layers = _numpy_layers()
+    async with AsyncClient(cluster.gateway_address) as client:
+        cache = client.cache("test", os.urandom(8).hex(), _layout())
+        assert (await cache.put(_TOKENS, layers)).stored_chunks == 4
+        assert await cache.matched_tokens(_TOKENS) == 64
+        prefix = cache.get(_TOKENS)
+        with pytest.raises(InvalidRequest, match="not fetched yet"):
+            await anext(aiter(prefix))
+        async with prefix:
+            got = [layer async for layer in prefix]
+        for (keys, values), (put_keys, put_values) in zip(got, layers, strict=True):
+            assert np.array_equal(keys.reshape(64, _HEADS, _DIM), put_keys[:64])
+            assert np.array_equal(values.reshape(64, _HEADS, _DIM), put_values[:64])
+        async with cache.get([1, 2, 3]) as nothing:
+            assert [layer async for layer in nothing] == []
+        assert await cache.evict(_TOKENS) == 4, "no lease is left"
+
+
+async def test_a_put_that_is_cancelled_frees_its_memory_when_the_copy_has_ended(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that copies a layer cannot be stopped: memory that is freed under it would be another's."""
+    copying, go_on, open_ = threading.Event(), threading.Event(), list[Any]()
+
+    def slow(*arguments: Any) -> None:
+        copying.set()
+        assert go_on.wait(10) and open_, "the memory is freed"
+        pack_layer(*arguments)
+
+    monkeypatch.setattr("quire.client.cache.pack_layer", slow)
+    async with AsyncClient(cluster.gateway_address) as client:
+        transport: Any = client.transport
+        register = transport.register
+        monkeypatch.setattr(transport, "register", lambda memory: _Counted(register(memory), open_))
+        cache = client.cache("test", os.urandom(8).hex(), _layout())
+        putting = asyncio.ensure_future(cache.put(_TOKENS, _numpy_layers()))
+        assert await asyncio.to_thread(copying.wait, 10)
+        putting.cancel()
+        await asyncio.wait([putting], timeout=0.2)
+        assert not putting.done() and len(open_) == 1
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert open_ == []
 
 
 def test_what_was_put_is_got(client: Client) -> None:

@@ -5,6 +5,7 @@ from quire.client.blocking.cache import CachedPrefix, KvCache
 from quire.client.blocking.client import Client
 from quire.client.blocking.images import Images
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.client.cache import AsyncCachedPrefix, AsyncKvCache
 from quire.client.client import AsyncClient
 from quire.client.delivery import Delivery
 from quire.client.images import EncodedImage, Image, ImageClient
@@ -20,7 +21,9 @@ from quire.model.urgency import Urgency
 __all__ = [
     "AdminClient",
     "Advice",
+    "AsyncCachedPrefix",
     "AsyncClient",
+    "AsyncKvCache",
     "Buffer",
     "CachedPrefix",
     "Client",

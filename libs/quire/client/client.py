@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from quire.client import status
+from quire.client.cache import AsyncKvCache
 from quire.client.delivery import Delivery
 from quire.client.lookup import Lookup, Prompt, SlicePlaces, descriptor_of, lookup_of, lookup_request
-from quire.client.memory.buffers import Buffer, Loan, check_registrable
+from quire.client.memory.buffers import Buffer, Loan
 from quire.client.memory.own_address import OwnAddress
 from quire.client.memory.quarantine import Quarantine
 from quire.client.memory.route_check import RouteCheck
@@ -73,6 +74,7 @@ class AsyncClient:
         self._address = gateway_address
         self._transport = transport
         self._timeout_s = timeout_s
+        self._transfer_ms = max(1, round(1000 * timeout_s))  # transfers are permitted as long as their requests run
         self._location = Location(socket.gethostname(), zone)
         token = token or os.environ.get("QUIRE_TOKEN", "")
         self._channels = channels or ChannelPool(tls or tls_of_environment(), token)
@@ -142,10 +144,11 @@ class AsyncClient:
 
         Raises `InvalidRequest` for anything else and for no bytes, `ValueError` for one that is not contiguous.
         """
-        check_registrable(memory)
-        on_host = not getattr(memory, "is_cuda", False)
-        array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
-        return Buffer(self.transport, memory, array.reshape(-1).view("uint8") if on_host else None)
+        return Buffer.register(self.transport, memory)
+
+    def cache(self, model: str, weights: str, layout: KvLayout, *, tenant_salt: bytes = b"") -> AsyncKvCache:
+        """Return the state of one model by tokens. Arguments and errors as of `Client.cache`."""
+        return AsyncKvCache(self, Namespace(model, weights, layout, tenant_salt))
 
     async def lookup(
         self,
@@ -320,11 +323,6 @@ class AsyncClient:
             transfer_s=self._timeout_s,
         )
         return delivery
-
-    @property
-    def _transfer_ms(self) -> int:
-        """Return how long transfers are permitted, in milliseconds: as long as their requests run."""
-        return max(1, round(1000 * self._timeout_s))
 
     def _check_room(self) -> None:
         if len(self._transfers) >= _UNQUIET_MAX:

@@ -105,6 +105,16 @@ class Buffer:
         array = transport.allocate(length)
         return cls(transport, array, array)
 
+    @classmethod
+    def register(cls, transport: Transport, memory: Any) -> Buffer:
+        """An array or tensor of the caller's, in place. Raises `InvalidRequest` for anything else, and for no bytes."""
+        if not hasattr(memory, "reshape") or not memory.nbytes:
+            wanted = "an array or tensor of a byte or more is wanted"
+            raise InvalidRequest(f"{type(memory).__name__}; {wanted}", field="memory")
+        on_host = not getattr(memory, "is_cuda", False)
+        array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
+        return cls(transport, memory, array.reshape(-1).view("uint8") if on_host else None)
+
     def part(self, offset: int, length: int) -> Buffer:
         """`length` bytes of it from `offset` on, as a buffer of the same registration. Raises `TargetInvalid`."""
         if offset < 0 or length <= 0 or offset + length > self._length:
@@ -176,9 +186,3 @@ class Buffer:
                 raise TargetInvalid(f"still in use by {running.to}", field="buffer")
         self._loans.add(loan)
         return loan
-
-
-def check_registrable(memory: Any) -> None:
-    """Refuse anything but an array or tensor with bytes. Raises `InvalidRequest`."""
-    if not hasattr(memory, "reshape") or not memory.nbytes:
-        raise InvalidRequest(f"{type(memory).__name__}; an array or tensor of a byte or more is wanted", field="memory")

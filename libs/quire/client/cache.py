@@ -1,0 +1,206 @@
+"""Keys and values by the tokens that they belong to: what most programs need of the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.client.kv_arrays import FRAMEWORKS, check_layers, layer_views, pack_layer
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest, QuireError
+from quire.model.hashing import Namespace, block_keys
+from quire.model.outcome import StoreSummary
+from quire.telemetry import logger
+from quire.transport.copying import to_its_end
+
+if TYPE_CHECKING:
+    from quire.client.client import AsyncClient
+    from quire.client.delivery import Delivery
+    from quire.client.lookup import Lookup
+    from quire.client.memory.buffers import Buffer
+
+_QUIET_TIMEOUT_S: Final = 10.0
+
+
+class AsyncKvCache:
+    """Keys and values of one model, by tokens. Made by `AsyncClient.cache`.
+
+    `await cache.put(tokens, layers)` stores; `async with cache.get(tokens) as prefix` fetches, and an `async for` over
+    `prefix` has each layer's keys and values on their arrival.
+
+    `put` and `get` allocate and register memory for each call. An engine that knows its memory uses `AsyncClient.store`
+    and `AsyncClient.retrieve` with buffers of its own.
+    """
+
+    def __init__(self, client: AsyncClient, namespace: Namespace) -> None:
+        self._client = client
+        self.namespace = namespace
+
+    async def put(
+        self, tokens: Sequence[int], layers: Sequence[Any], *, durability: Durability | str = Durability.LOCAL
+    ) -> StoreSummary:
+        """Store the state of a prompt's whole chunks; those that are stored already are not sent again.
+
+        The arrays are copied in a thread, a layer at a time, while those before are on their way.
+
+        Args:
+            tokens: The prompt, (T,).
+            layers: For each layer its keys and values, numpy arrays or torch tensors of (T, kv_heads, head_dim) in the
+                layout's element type; with latent attention one array of (T, 1, head_dim). The first dimensions may be
+                (chunks, chunk_tokens) in place of T, as `get` gives them.
+            durability: What the acknowledgement means.
+
+        Raises:
+            InvalidRequest: Other shapes or element types; nothing is stored.
+            QuireError: As `AsyncClient.store`.
+        """
+        layout, keys = self.namespace.layout, block_keys(self.namespace, tokens)
+        check_layers(layers, layout)
+        if not len(keys):
+            return StoreSummary(0, 0, 0, ())
+        buffer = self._client.allocate(layout.payload_bytes(len(keys)))
+        try:
+            rows = buffer.layers(layout.num_layers, len(keys), layout.slice_bytes)
+
+            async def pack(number: int) -> None:
+                arguments = layers[number], rows[number], layout, number, len(tokens)
+                await to_its_end(asyncio.ensure_future(asyncio.to_thread(pack_layer, *arguments)))
+
+            await pack(0)  # what is wrong with all of them shows at once
+            async with await self._client.store(self.namespace, keys, 0, buffer, durability=durability) as store:
+                store.layer_ready(0)
+                for number in range(1, layout.num_layers):
+                    await pack(number)
+                    store.layer_ready(number)
+            return await store.commit()
+        finally:
+            buffer.let_go()
+
+    def get(self, tokens: Sequence[int], *, framework: str = "numpy") -> AsyncCachedPrefix:
+        """Fetch the longest stored prefix of a prompt, layer by layer, within `async with`.
+
+        Args:
+            tokens: The prompt, (T,).
+            framework: Whose arrays the layers are: "numpy" or "torch". numpy has the bits of bf16 as uint16 and of fp8
+                as uint8.
+
+        Raises:
+            InvalidRequest: Another framework.
+        """
+        framework = str(framework).lower()
+        if framework not in FRAMEWORKS:
+            raise InvalidRequest(f"{framework!r}; there are {', '.join(FRAMEWORKS)}", field="framework")
+        return AsyncCachedPrefix(self._client, self.namespace, tokens, framework)
+
+    async def matched_tokens(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens from the start of a prompt are stored. Raises as `AsyncClient.lookup`."""
+        keys = block_keys(self.namespace, tokens)
+        if not len(keys):
+            return 0
+        return (await self._client.lookup(self.namespace, keys, lease_ttl_ms=0)).matched_tokens
+
+    async def evict(self, tokens: Sequence[int]) -> int:
+        """Drop a prompt's chunks that no other prompt extends; how many were dropped. As `AsyncClient.evict`."""
+        keys = block_keys(self.namespace, tokens)
+        return await self._client.evict(self.namespace, keys) if len(keys) else 0
+
+
+class AsyncCachedPrefix:
+    """The stored beginning of a prompt, on its way. Made by `AsyncKvCache.get`.
+
+    Within the `async with` block its views are of the memory that storage nodes write to. They stay readable after it;
+    layers that have not arrived by then never do.
+    """
+
+    def __init__(self, client: AsyncClient, namespace: Namespace, tokens: Sequence[int], framework: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._keys = block_keys(namespace, tokens)
+        self._framework = framework
+        self._entered = False
+        self._found: Lookup | None = None
+        self._buffer: Buffer | None = None
+        self._delivery: Delivery | None = None
+
+    async def __aenter__(self) -> AsyncCachedPrefix:
+        if self._entered:
+            raise InvalidRequest("it was fetched before; call `get` again", field="prefix")
+        self._entered = True
+        if not len(self._keys):
+            return self
+        try:
+            self._found = await self._client.lookup(self._namespace, self._keys)
+            if self._found.take_chunks:  # memory only for what there is
+                self._buffer = self._client.allocate(self._namespace.layout.payload_bytes(self.chunks))
+                self._delivery = await self._client.fetch(self._found, self._buffer)
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._end()
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers are delivered: those of the layout, or none if nothing is stored."""
+        return self._namespace.layout.num_layers if self.chunks else 0
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks are delivered. Raises `InvalidRequest` before it is fetched."""
+        if not self._entered:
+            raise InvalidRequest("not fetched yet: use `with`", field="prefix")
+        return self._found.take_chunks if self._found is not None else 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens from the start of the prompt need not be computed. Raises `InvalidRequest` as `chunks`."""
+        return self.chunks * self._namespace.layout.chunk_tokens
+
+    async def layer(self, layer: int) -> tuple[Any, ...]:
+        """Return a layer's keys and values once all of it is here, each (chunks, chunk_tokens, kv_heads, head_dim).
+
+        Raises:
+            InvalidRequest: No such layer, or nothing of the prompt is stored.
+            QuireError: Why the layer will never be here: compute the prompt.
+        """
+        layout = self._namespace.layout
+        if not 0 <= layer < self.num_layers or self._delivery is None:
+            raise InvalidRequest(
+                f"{layer}; there are {layout.num_layers} layers of {self.tokens} cached tokens", field="layer"
+            )
+        await self._delivery.layer(layer)
+        assert self._buffer is not None, "a delivery has one"
+        rows = self._buffer.layers(layout.num_layers, self.chunks, layout.slice_bytes)
+        return layer_views(rows[layer], layout, self._framework)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Any, ...]]:
+        """Yield the layers in order, each on its arrival; none if nothing is stored.
+
+        Raises:
+            InvalidRequest: Before it is fetched.
+            QuireError: Why a layer will never be here: compute the prompt.
+        """
+        for layer in range(self.num_layers):
+            yield await self.layer(layer)
+
+    async def _end(self) -> None:
+        """Stop the delivery, wait until no node writes, and give lease and memory back."""
+        delivery = self._delivery
+        try:
+            if delivery is not None and delivery.is_lent:
+                if all(delivery.arrived_ns):
+                    await delivery.quiesced(_QUIET_TIMEOUT_S)
+                else:
+                    await delivery.cancel(_QUIET_TIMEOUT_S)
+        except QuireError as error:
+            logger().warning("a node may still write; its memory is freed when it has ended", error=str(error))
+        finally:
+            if self._buffer is not None:
+                self._buffer.let_go()
+        with contextlib.suppress(QuireError):  # it expires
+            if self._found is not None:
+                await self._client.release(self._found)
