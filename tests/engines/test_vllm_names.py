@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: `make test-engines` installs it")
 from transformers import PaliGemmaConfig
-from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig
+from vllm.config import CacheConfig, KVTransferConfig, LoadConfig, LoRAConfig, ModelConfig, ParallelConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from quire.integrations.vllm.connector import QuireConnector, WorkerFormat
@@ -31,7 +31,7 @@ class _Config:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.model_config = ModelConfig(model=str(folder), skip_tokenizer_init=True, tokenizer=str(folder), **settings)
         self.cache_config = CacheConfig(prefix_caching_hash_algo="sha256_cbor", enable_prefix_caching=True)
-        self.load_config = LoadConfig()
+        self.load_config, self.parallel_config = LoadConfig(), ParallelConfig()
         self.lora_config: LoRAConfig | None = None
         tiers = [{"type": "QuireTier", "gateway": "g:1"}, {"type": "fs"}]
         self.kv_transfer_config = KVTransferConfig(kv_connector_extra_config={"secondary_tiers": tiers})
@@ -117,12 +117,11 @@ def test_scales_that_differ_by_engine_are_refused(folder: Path) -> None:
         check(config, settings, transfer)
 
 
-@pytest.mark.parametrize("flag", ["decode_context_parallel_size", "prefill_context_parallel_size"])
-def test_context_parallelism_is_refused(folder: Path, flag: str) -> None:
+def test_context_parallelism_of_prefills_is_refused(folder: Path) -> None:
     config: Any = _Config(folder)
-    config.parallel_config = SimpleNamespace(**{flag: 2})
+    config.parallel_config = SimpleNamespace(prefill_context_parallel_size=2)
     transfer = SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both")
-    with pytest.raises(ConfigInvalid, match=flag):
+    with pytest.raises(ConfigInvalid, match="prefill_context_parallel_size"):
         check(config, Settings(gateway="g:1"), transfer)
 
 
@@ -165,6 +164,7 @@ def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:
             block_tokens=32,
             mla=mla,
             slab_bytes=32 * 64 * 2,
+            page_bytes=32 * 64 * 2,
         )
         return WorkerFormat([block], True)
 

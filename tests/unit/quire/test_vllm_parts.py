@@ -38,6 +38,7 @@ FORMAT = BlockFormat(
     block_tokens=32,
     mla=False,
     slab_bytes=8192,
+    page_bytes=8192,
 )
 
 
@@ -273,10 +274,14 @@ def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
         ),
     }  # fmt: skip
     assert len(names) == 10
-    with pytest.raises(ConfigInvalid, match="scales"):
-        namespace_of(replace(FORMAT, slab_bytes=8320), **about)
+    with pytest.raises(ConfigInvalid, match="where the others are is not known"):
+        namespace_of(replace(FORMAT, page_bytes=8320), **about)
+    scaled = namespace_of(replace(FORMAT, dtype="uint8", slab_bytes=4352, page_bytes=4352), **about)
+    assert scaled.layout.slice_bytes == 4352, "with scales beside the elements"
     latent = replace(FORMAT, mla=True, kv_heads=1, head_dim=128)
     assert namespace_of(latent, **about).shard_count == 1, "latents are the same in every shard"
+    parts = [namespace_of(latent, **(about | {"shard": at, "shards": 4}), context_ranks=2) for at in range(4)]
+    assert parts[0] == parts[2] != parts[1] == parts[3], "but for the tokens that context parallelism divides"
     with pytest.raises(ConfigInvalid, match="weights"):
         weights_digest(tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"x" * 4096)

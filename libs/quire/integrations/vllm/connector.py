@@ -34,6 +34,7 @@ from quire.integrations.vllm.engine import (
     content_names,
     engine_of,
     groups_of,
+    hash_tokens,
     resumes_behind_failures,
     staged_bytes_max,
     staging_bytes,
@@ -105,7 +106,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
-        self._groups = groups_of(kv_cache_config)
+        self._groups = groups_of(kv_cache_config, vllm_config.parallel_config.decode_context_parallel_size)
         check(vllm_config, self._settings, self._kv_transfer_config)
         self._stats, self._stats_lock = QuireStats(), threading.Lock()
         self._client = Client(
@@ -123,14 +124,14 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._failed: set[str] = set()
         configured = vllm_config.kv_events_config
         self._reports = configured is not None and configured.enable_kv_cache_events
-        hash_tokens = _hash_tokens(vllm_config, kv_cache_config, self._groups)
-        self._events = StoreEvents(hash_tokens) if self._reports else None
+        tokens_per_hash = hash_tokens(vllm_config, kv_cache_config)
+        self._events = StoreEvents(tokens_per_hash) if self._reports else None
         if role is KVConnectorRole.SCHEDULER:
             self._matching = Matching(
                 settings=self._settings,
                 client=self._client,
                 groups=self._groups,
-                hash_tokens=hash_tokens,
+                hash_tokens=tokens_per_hash,
                 stores=self._kv_transfer_config.kv_role != "kv_consumer",
                 # Only where loads are expected does vLLM keep blocks until the steps that write them have ended.
                 loads=self._kv_transfer_config.kv_role != "kv_producer",
@@ -175,6 +176,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     tenant_salt=bytes.fromhex(settings.tenant_salt),
                     shard=shard,
                     shards=len(workers),
+                    context_ranks=config.parallel_config.decode_context_parallel_size,
                 )
                 for shard, worker in enumerate(workers)
             ]
@@ -313,6 +315,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             block_tokens=spec.block_size,
             mla=isinstance(spec, MLAAttentionSpec),
             slab_bytes=blocks.slab_bytes,
+            page_bytes=blocks.slab_bytes if is_state else spec.unpadded_page_size_bytes,
             is_state=is_state,
         )
         blocks_format.layout()
@@ -432,8 +435,3 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _count(self, name: str, value: float) -> None:
         with self._stats_lock:
             self._stats.add(name, value)
-
-
-def _hash_tokens(config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> int:
-    """Return the number of tokens in each of vLLM's hashes."""
-    return int(kv_cache_config.hash_block_size or config.cache_config.hash_block_size or groups[0].block_tokens)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import huggingface_hub
 import vllm
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -31,8 +32,11 @@ _STAGING_MIN: Final = 32 << 20
 _IMAGE_LIBRARIES: Final = ("transformers", "pillow", "torchvision", "opencv-python-headless")
 
 
-def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
-    """Return the groups of a model's layers. Raises `ConfigInvalid` for state that QuireConnector does not serve."""
+def groups_of(kv_cache_config: Any, context_ranks: int = 1) -> tuple[Group, ...]:
+    """Return the groups of a model's layers. Raises `ConfigInvalid` for state that QuireConnector does not serve.
+
+    Of `context_ranks` (--decode-context-parallel-size) each keeps its part of the tokens of a block.
+    """
     groups = kv_cache_config.kv_cache_groups
     if not all(group.layer_names for group in groups):
         raise ConfigInvalid(
@@ -48,10 +52,10 @@ def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
             "decoding). vLLM's own offloading with a QuireTier may serve others",
             field="kv_connector",
         )
-    return tuple(_group_of(number, group) for number, group in enumerate(groups))
+    return tuple(_group_of(number, group, context_ranks) for number, group in enumerate(groups))
 
 
-def _group_of(number: int, group: Any) -> Group:
+def _group_of(number: int, group: Any, context_ranks: int) -> Group:
     spec = group.kv_cache_spec
     kind = _kind_of(spec)
     assert kind is not None, "served"
@@ -59,7 +63,7 @@ def _group_of(number: int, group: Any) -> Group:
         number=number,
         layers=tuple(group.layer_names),
         kind=kind,
-        block_tokens=spec.block_size,
+        block_tokens=resolve_dcp_kv_block_size(spec, context_ranks),
         block_bytes=int(spec.page_size_bytes) * len(group.layer_names),
         reach=_reach(spec, kind),
     )
@@ -89,10 +93,11 @@ def check(config: Any, settings: Settings, transfer: Any) -> None:
             '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
             field="kv_load_failure_policy",
         )
-    parallel = config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
+    if getattr(config.parallel_config, "prefill_context_parallel_size", 1) > 1:
+        raise ConfigInvalid(
+            "more than 1 is not supported by QuireConnector; --decode-context-parallel-size is",
+            field="prefill_context_parallel_size",
+        )
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise ConfigInvalid(
             "scales that are computed from the first prompt differ by engine; use those of the checkpoint",
@@ -152,6 +157,12 @@ def resumes_behind_failures(groups: Sequence[Group]) -> bool:
     return [group.kind for group in groups] == [Kind.FULL]
 
 
+def hash_tokens(config: Any, kv_cache_config: Any) -> int:
+    """Return the number of tokens in each of vLLM's hashes."""
+    _, tokens = resolve_kv_cache_block_sizes(kv_cache_config, config)
+    return int(tokens)
+
+
 def staging_bytes(settings: Settings, config: Any, groups: Sequence[Group]) -> int:
     """Return the bytes as set, or twice those of a step or a request: one is stored while the next computes."""
     if settings.staging_bytes:
@@ -198,9 +209,11 @@ def _cached_commit(model: Any) -> str | None:
 
 def engine_of(config: Any) -> dict[str, Any]:
     """Return the facts, besides the workers' formats, that make blocks differ, or the same tokens hash differently."""
-    model, cache = config.model_config, config.cache_config
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     described = model.hf_config.to_dict()
+    dcp = parallel.decode_context_parallel_size
     return {
+        **({"context": [dcp, parallel.cp_kv_cache_interleave_size]} if dcp > 1 else {}),
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
         "quantization": str(model.quantization),
         "model dtype": str(model.dtype),

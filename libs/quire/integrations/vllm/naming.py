@@ -29,7 +29,8 @@ class BlockFormat:
 
     `group`: the kind of its attention and its layers' names: one hash of vLLM's names blocks of every group. `kernel`:
     attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's tensor within a
-    block, in elements, so that layouts of the same size differ; `slab_bytes`: of one block of one layer.
+    block, in elements, so that layouts of the same size differ; `slab_bytes`: of one block of one layer, as the worker
+    has it, and `page_bytes`, as vLLM's description of the layer has it.
     `is_state`: it has no K and V, but the state of layers without attention.
     """
 
@@ -45,28 +46,34 @@ class BlockFormat:
     block_tokens: int
     mla: bool
     slab_bytes: int
+    page_bytes: int
     is_state: bool = False
 
     def layout(self) -> KvLayout:
-        """Return a chunk's layout. Raises `ConfigInvalid` for blocks with more than K and V, a latent or a state."""
-        if self.is_state:
-            plain = plain_layout(self.layers, self.slab_bytes)
-            if plain is None:
-                raise ConfigInvalid(f"a state of {self.slab_bytes} bytes cannot be cut evenly", field="kv_cache_dtype")
-            return plain
-        dtype = _DTYPES.get(self.dtype)
-        if dtype is None:
-            raise ConfigInvalid(f"{self.dtype} is kept in a form that Quire does not know", field="kv_cache_dtype")
-        attention = Attention.MLA if self.mla else Attention.KV_HEADS
-        heads = 1 if self.mla else self.kv_heads
-        layout = KvLayout(self.layers, self.block_tokens, heads, self.head_dim, dtype, attention)
-        if layout.slice_bytes != self.slab_bytes:
+        """Return a chunk's layout: that of K and V, or of a latent; for states, and for elements with scales, bytes.
+
+        Raises `ConfigInvalid` for blocks of which the worker has only a part, and such as cannot be cut evenly.
+        """
+        if self.slab_bytes != self.page_bytes:
             raise ConfigInvalid(
-                f"a block of a layer has {self.slab_bytes} bytes, {layout.slice_bytes} by its shape: padding, scales "
-                "or packed elements are not supported",
+                f"a block of a layer has {self.slab_bytes} bytes, and vLLM keeps {self.page_bytes}: where the others "
+                "are is not known",
                 field="kv_cache_dtype",
             )
+        layout = self._elements()
+        if layout is None or layout.slice_bytes != self.slab_bytes:
+            layout = plain_layout(self.layers, self.slab_bytes)
+        if layout is None:
+            raise ConfigInvalid(f"a block of {self.slab_bytes} bytes cannot be cut evenly", field="kv_cache_dtype")
         return layout
+
+    def _elements(self) -> KvLayout | None:
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None or self.is_state:
+            return None
+        attention = Attention.MLA if self.mla else Attention.KV_HEADS
+        heads = 1 if self.mla else self.kv_heads
+        return KvLayout(self.layers, self.block_tokens, heads, self.head_dim, dtype, attention)
 
 
 def namespace_of(
@@ -78,8 +85,11 @@ def namespace_of(
     tenant_salt: bytes,
     shard: int,
     shards: int,
+    context_ranks: int = 1,
 ) -> Namespace:
     """`engine`: what else makes blocks differ: versions, quantization, hash algorithm, ...; all of them are hashed.
+
+    `context_ranks`: neighbouring shards among which the tokens of a block are divided.
 
     Raises `ConfigInvalid` for blocks that cannot be kept.
     """
@@ -94,12 +104,13 @@ def namespace_of(
         **engine,
     }
     form = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    # Every shard has all heads of a latent: shards differ only in the tokens that they keep.
+    different = context_ranks if formats.mla else shards
     return Namespace(
         model_id=model,
         weight_version=f"{weights}/{form}",
         layout=layout,
         tenant_salt=tenant_salt,
-        # Latents are the same in every shard.
-        shard_index=0 if formats.mla else shard,
-        shard_count=1 if formats.mla else shards,
+        shard_index=shard % different,
+        shard_count=different,
     )
