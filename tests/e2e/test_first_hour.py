@@ -63,7 +63,7 @@ def test_the_tutorial(cluster: LocalCluster, tmp_path: Path) -> None:
     assert np.allclose(sums, [float(keys.sum()) for keys, _ in layers], rtol=0.05, atol=2.0), "they are the keys'"
     assert second[1] == "stored 0 chunks"
 
-    make, put, get = _blocks("docs/tutorial.md", "", "A picture")
+    make, put, get = _blocks("docs/tutorial.md", "sh", "A picture")
     here = f"--folder {cluster.folder}"
     put = put.replace("images put photo.png", f"images put photo.png {here}").replace("images ls", f"images ls {here}")
     commands = (make + put + get).replace("127.0.0.1:7480", cluster.http_address)

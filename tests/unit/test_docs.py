@@ -28,7 +28,7 @@ COMMANDS: Any = typer.main.get_command(app)
 
 
 def _blocks(text: str, language: str) -> Iterator[str]:
-    """Fenced blocks of a language; "" for those without one."""
+    """Fenced blocks of a language."""
     for block in re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         yield textwrap.dedent(block)
 
@@ -54,7 +54,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def unknown_commands(text: str) -> list[str]:
     """Lines of shell blocks that name a command or an option which `quire` has not."""
-    lines = [line.strip() for block in (*_blocks(text, ""), *_blocks(text, "sh")) for line in block.splitlines()]
+    lines = [line.strip() for block in _blocks(text, "sh") for line in block.splitlines()]
     return [line for line in lines if not all(_is_known(words.split()) for words in _calls(line))]
 
 
@@ -79,6 +79,8 @@ def test_a_page_holds(page: Path) -> None:
     text = page.read_text()
     assert not broken_links(page, text)
     assert not unknown_commands(text)
+    opened = re.findall(r"^ *```(.*)$", text, re.MULTILINE)[::2]
+    assert all(opened), "a block without a language is not highlighted"
     for block in _blocks(text, "python"):
         compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     for test in re.findall(r"`((?:tests|libs)/[\w/]+\.py)(?:::([\w:]+))?`", text):
@@ -94,7 +96,7 @@ def test_what_does_not_hold_is_found(tmp_path: Path) -> None:
         "nowhere.md",
         "page.md#another",
     ]
-    told = "```\nquire up --storage-nodes 2\nquire fly\nquire bench pool --wings 2\nX=1 quire status\n```\n"
+    told = "```sh\nquire up --storage-nodes 2\nquire fly\nquire bench pool --wings 2\nX=1 quire status\n```\n"
     assert unknown_commands(told) == ["quire fly", "quire bench pool --wings 2"]
 
 
