@@ -31,20 +31,28 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-dep
 
 FROM ${PYTHON} AS builder
 COPY locks/services.txt locks/
-RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r locks/services.txt
+# By the image's own pip: what runs has none.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv --without-pip /opt/quire && pip --python /opt/quire/bin/python install --require-hashes -r locks/services.txt
 COPY --from=wheel /wheels /wheels
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /wheels/*.whl
+RUN pip --python /opt/quire/bin/python install --no-deps /wheels/*.whl \
+    && find /opt/quire -type d -name tests -prune -exec rm -rf {} +
 
 FROM builder AS decoder-builder
 ARG DECODER=decoder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY locks/${DECODER}.txt locks/
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt
+RUN pip --python /opt/quire/bin/python install --require-hashes \
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt \
+    && cd /opt/quire/lib/python3.11/site-packages/torch && rm -rf bin include test
 
 FROM ${PYTHON} AS base
+ARG VERSION=0 REVISION=unknown
+LABEL org.opencontainers.image.title="Quire" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.description="KV caches and latents, delivered layer by layer" \
+    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 RUN apt-get update && apt-get install -y --no-install-recommends ibverbs-providers librdmacm1 \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
     && mkdir -p /var/lib/quire /var/lib/quire-objects && chown 10001:10001 /var/lib/quire /var/lib/quire-objects
 ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GRPC_ENABLE_FORK_SUPPORT=0
