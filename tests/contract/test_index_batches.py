@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from quire.model.index import OBJECT_TIER, records
 from quire.model.keys import BUCKET_CHUNKS
-from quire.testing.contracts.index import chain
+from quire.testing.contracts.index import chain, listing_of, sum_of
 from quire_server.redis import PrefixIndex
 from quire_server.redis.prefix_index import index as index_module
 
@@ -38,6 +38,8 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
     monkeypatch.setattr(index, "_run", counted)
     await calls[operation]()
     assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
+    held = [chunk.key for chunk in chunks if operation in ("register", "join")]
+    assert await listing_of(index, "a") == await sum_of(index, "a", held)
 
 
 async def test_a_call_that_was_executed_is_not_repeated(redis_cluster_client: redis.Redis) -> None:
@@ -62,3 +64,10 @@ async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
     await index.register("a", chunks, 0)
     removed = (await index.evict(chunks[::-1], 0, 0)).removed
     assert (len(removed) == len(keys)) is not fault
+
+
+async def test_new_buckets_of_one_tag_are_counted_together(redis_client: redis.Redis) -> None:
+    """Their listings are one field of one key, which a call writes once."""
+    index, chunks = PrefixIndex(redis_client), records(chain(400), 0, 400, unchained=True)
+    await index.register("a", chunks, 0)
+    assert await listing_of(index, "a") == await sum_of(index, "a", [chunk.key for chunk in chunks])

@@ -20,7 +20,7 @@ from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, ChunkRecord, Drop, Li
 from quire.testing.contracts.index import chain
 from quire.testing.index import IndexEntry, MemoryIndex
 from quire_server.redis import PrefixIndex
-from quire_server.redis.prefix_index.batches import registration
+from quire_server.redis.prefix_index.batches import registrations
 
 _BUCKET_CHUNKS = 4
 _LENGTH = 14
@@ -109,7 +109,7 @@ class _Careless(_Index):
         if not (await self.entries([parent]))[0][0]:
             return [0] * len(chunks)
         link = fingerprint(opener.parent_bucket) + bytes(8)
-        arguments = [node_id, fresh, link, 1 << 52, *registration(node_id, chunks)]
+        arguments = [node_id, fresh, link, 1 << 52, *registrations(node_id, [chunks])[0][1]]
         answer = await self._change("register", fingerprint(opener.bucket), arguments)
         return [int.from_bytes(answer[at + 1 : at + 9], "big") for at in range(0, 9 * len(chunks), 9)]
 

@@ -29,7 +29,7 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.simulation.loop import SimulatedLoop
 from quire_server.redis import PrefixIndex
-from quire_server.redis.prefix_index.slots import LINKS, PAGES, bucket_keys, tagged
+from quire_server.redis.prefix_index.slots import LINKS, PAGES, tagged
 from quire_server.redis.scripts import names, part, script
 from quire_tools.local.embedded_redis import redis_command
 
@@ -211,19 +211,18 @@ class Metadata:
         if name == "PUBLISH":
             self._publish()
         elif name:
-            for own, part_answer in self._by_bucket(sha, count, arguments[count:], answer):
+            for own, part_answer in self._by_bucket(sha, arguments[count:], answer):
                 self.executed(name, own, part_answer)
         return answer
 
-    def _by_bucket(
-        self, sha: str, count: int, arguments: Sequence[Any], answer: Any
-    ) -> Iterator[tuple[list[Any], Any]]:
+    def _by_bucket(self, sha: str, arguments: Sequence[Any], answer: Any) -> Iterator[tuple[list[Any], Any]]:
         """Yield a script's arguments and answer for each bucket that it changes; of another script all at once."""
         if sha not in self._changing:
             yield list(arguments), answer
             return
-        common, own = list(arguments[1 : 1 + arguments[0]]), arguments[1 + arguments[0] :]
-        size = len(own) * len(bucket_keys(bytes(PRINT_BYTES))) // count
+        common_count, buckets, *rest = arguments
+        common, own = rest[:common_count], rest[common_count:]
+        size = len(own) // buckets
         for at, part_answer in enumerate(answer):
             yield [*common, *own[at * size : (at + 1) * size]], part_answer
 

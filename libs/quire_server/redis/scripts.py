@@ -36,7 +36,7 @@ _SHARED: Final[dict[str, tuple[str, ...]]] = {
     "index_match": ("index_pages", "index_pinning"),
     "index_pin": ("index_pages", "index_there", "index_pinning"),
     "index_rebuilt": (),
-    "index_register": ("now_ms", *_INDEX),
+    "index_register": ("now_ms", "index_pages", "index_bucket", "index_new_root", _EACH),
     "index_settle": (),
     "index_sole": ("index_pages",),
     "index_stored": (),

@@ -83,3 +83,45 @@ class IndexHistoriesContract:
             for name in "abc":
                 listed = [key for key, names in holders.items() if name in names]
                 assert await listing_of(index, name) == await sum_of(index, name, listed)
+
+    @pytest.mark.parametrize("seed", range(4))
+    async def test_random_histories_of_single_chunks_equal_the_model(self, index: Index, seed: int) -> None:
+        """The same with chunks that stand for themselves: each opens a bucket of its own, and closes it."""
+        rng = random.Random(seed)
+        keys = chain(12)
+        holders: dict[bytes, set[str]] = {}
+        hidden: set[tuple[str, bytes]] = set()
+        to_drop: set[tuple[str, bytes]] = set()
+        for _ in range(80):
+            chosen = keys.pick(sorted(rng.sample(range(len(keys)), rng.randint(1, 6))))
+            chunks = records(chosen, 0, len(chosen), unchained=True)
+            named, node, action = [chunk.key for chunk in chunks], rng.choice("abc"), rng.random()
+            if action < 0.5:
+                assert await register(index, node, chunks) == [True] * len(chunks)
+                for key in named:
+                    holders.setdefault(key, set()).add(node)
+                to_drop -= {(node, key) for key in named}
+                hidden -= {(node, key) for key in named}
+            elif action < 0.75:
+                hides = rng.random() < 0.5
+                await index.unregister(node, chunks, 0, hidden=hides)
+                held = {key for key in named if node in holders.get(key, ())}
+                hidden |= {(node, key) for key in held} if hides else set()
+                for key in held:
+                    holders[key].discard(node)
+            else:
+                evicted = await index.evict(chunks, 0, 100)
+                assert {entry.record.key for entry in evicted.removed} == holders.keys() & set(named)
+                going = {copy for copy in hidden if copy[1] in named}
+                hidden -= going
+                to_drop |= going | {(name, key) for key in named for name in holders.pop(key, ())}
+            holders = {key: names for key, names in holders.items() if names}
+            assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
+            every = records(keys, 0, len(keys), unchained=True)
+            assert [set(names) for names in await index.holders(every)] == [
+                holders.get(chunk.key, set()) for chunk in every
+            ]
+            for name in "abc":
+                assert await listing_of(index, name) == await sum_of(
+                    index, name, [key for key, names in holders.items() if name in names]
+                )

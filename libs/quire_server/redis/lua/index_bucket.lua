@@ -4,9 +4,9 @@
 -- anew after each removal: `f` fingerprint, `page` and `row` where it lies, `g` generation, `n` holders.
 local rows_max = 256  -- chunks of a page
 local slot_load = 64  -- fields of a slot of the directory, in mean: Redis packs hashes of up to 128
-local keys_each = 8
 local cell, pins, objects, listings, drops, links, due, hidden
 local pages, root, changed, added, pinned  -- `added`: pages of new entries by fingerprint
+local quick, finish  -- where a script has them (`index_each`)
 -- Parents in other buckets that lost a child: fingerprint, bucket and name of the link, child, leases that move there, ...
 local outside
 local function new_page(id)
@@ -25,10 +25,14 @@ local function load(id)
   page.spans, page.links, page.extra, page.total, page.slots, page.last = unpack(about(raw))
   return page
 end
--- Begin with the bucket whose KEYS follow `at`: its first page, pins, objects, listings, drops (the name's beginning: a
--- node's name follows), links to children in other buckets, objects that are due, copies that their nodes hide.
-local function open(at)
-  cell, pins, objects, listings, drops, links, due, hidden = unpack(KEYS, at + 1, at + keys_each)
+-- Begin with the bucket whose first page has a key. Its other keys have the same tag and fingerprint (`slots.py`): pins,
+-- objects, listings, drops (the name's beginning: a node's name follows), links to children in other buckets, objects
+-- that are due, copies that their nodes hide.
+local function open(page_key)
+  local tag, bucket = sub(page_key, 9, 12), sub(page_key, 13)
+  cell, pins, objects = page_key, 'quire:p:' .. tag .. bucket, 'quire:o:' .. tag .. bucket
+  listings, drops, links = 'quire:l:' .. tag, 'quire:d:' .. tag, 'quire:c:' .. tag .. bucket
+  due, hidden = 'quire:due:' .. tag, 'quire:h:' .. tag .. bucket
   pages, changed, added, pinned, outside, unpacked = {}, {}, {}, nil, {}, {}
   root = load(0)
 end
@@ -139,11 +143,18 @@ local function six(bytes)
   local high, low = struct.unpack('>I2I4', bytes)
   return high * 4294967296 + low
 end
-local function note(name, entry, sign)
-  local each = changed[name] or {0, 0}
+local listing_modulus = 281474976710656  -- doubles are exact up to 2^53
+local function count_in(changes, name, print, generation, sign)
+  local each = changes[name] or {0, 0}
   each[1] = each[1] + sign
-  each[2] = (each[2] + sign * (six(entry.f) + six(entry.g))) % 281474976710656   -- doubles are exact up to 2^53
-  changed[name] = each
+  each[2] = (each[2] + sign * (six(print) + six(generation))) % listing_modulus
+  changes[name] = each
+end
+local function note(name, entry, sign) count_in(changed, name, entry.f, entry.g, sign) end
+local function add_to_listing(listings, name, each)
+  local total, digest = string.match(redis.call('HGET', listings, name) or '0:0', '(%d+):(%d+)')
+  local sum = (tonumber(digest) + each[2]) % listing_modulus
+  redis.call('HSET', listings, name, string.format('%d:%.0f', tonumber(total) + each[1], sum))
 end
 local function listed(placement, name) return find(',' .. placement .. ',', ',' .. name .. ',', 1, true) end
 local function without(placement, name)
@@ -267,9 +278,5 @@ local function save()
   end
   for id, page in pairs(pages) do if id > 0 then write(page) end end
   write(root)
-  for name, each in pairs(changed) do
-    local total, digest = string.match(redis.call('HGET', listings, name) or '0:0', '(%d+):(%d+)')
-    local sum = (tonumber(digest) + each[2]) % 281474976710656
-    redis.call('HSET', listings, name, string.format('%d:%.0f', tonumber(total) + each[1], sum))
-  end
+  for name, each in pairs(changed) do add_to_listing(listings, name, each) end
 end

@@ -91,16 +91,15 @@ class BucketScripts:
 
         `common`: arguments before those of each bucket.
         """
-        first = [len(common), *common]
-        if self._cluster:
-            apart = [(bucket_keys(bucket), [*first, *arguments]) for bucket, arguments in calls]
+        if self._cluster:  # which has to know all keys: their slot may be moving
+            apart = [(bucket_keys(bucket), [len(common), 1, *common, *arguments]) for bucket, arguments in calls]
             return [answer for (answer,) in await self._all(name, apart)] if apart else []
         answers: list[Any] = []
         for at in range(0, len(calls), _BUCKETS_AT_ONCE):
             part = calls[at : at + _BUCKETS_AT_ONCE]
-            keys = [key for bucket, _ in part for key in bucket_keys(bucket)]
+            keys = [bucket_key(bucket) for bucket, _ in part]
             own = [argument for _, arguments in part for argument in arguments]
-            answers += await self._run(name, keys, [*first, *own])
+            answers += await self._run(name, keys, [len(common), len(part), *common, *own])
         return answers
 
     async def _run(self, name: str, keys: list[bytes], arguments: list[Any]) -> Any:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any, Final, cast
 
+import numpy as np
+
 from quire.model.fingerprints import PRINT_BYTES, fingerprint, fingerprints
 from quire.model.index import (
     DIGEST_MODULUS,
@@ -28,7 +30,14 @@ from quire.model.index import (
 )
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
 from quire_server.redis.connection import metadata_errors
-from quire_server.redis.prefix_index.batches import by_bucket, has_link, independent, packed_keys, registration
+from quire_server.redis.prefix_index.batches import (
+    bucketfuls,
+    by_bucket,
+    has_link,
+    independent,
+    packed_keys,
+    registrations,
+)
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.prefix_index.format import bucket_parts, nodes_of, pin_arguments, runs_of
 from quire_server.redis.prefix_index.slots import (
@@ -103,9 +112,9 @@ class PrefixIndex(BucketScripts):
                 for group in groups:
                     generations += await self._register_linked(node_id, group, now_ms, new)
             else:
-                calls = [(fingerprint(group[0].bucket), registration(node_id, group)) for group in groups]
-                for marks in await self._change_each("register", calls, [node_id, new, b"", 0]):
-                    generations += _generations(marks)
+                calls = registrations(node_id, list(groups))
+                marks = await self._change_each("register", calls, [node_id, new, b"", 0])
+                generations += _generations(b"".join(marks))
         return generations
 
     async def unregister(
@@ -130,7 +139,7 @@ class PrefixIndex(BucketScripts):
         kept_ms = _DROPS_TTL_MS if hidden else ""
         common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers), kept_ms]
         for groups in independent(by_bucket(chunks)):
-            calls = [(fingerprint(group[0].bucket), fingerprints(packed_keys(group))) for group in groups]
+            calls = [(part.name, part.prints) for part in bucketfuls(groups)]
             out += await self._unregister(calls, common, now_ms)
         return out
 
@@ -164,10 +173,7 @@ class PrefixIndex(BucketScripts):
         hidden: list[Gone] = []
         absent: list[bytes] = []
         for groups in independent(by_bucket(chunks)):
-            calls: list[tuple[bytes, list[Any]]] = []
-            for group in groups:
-                keys, bucket = packed_keys(group), group[0].bucket
-                calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+            calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(groups)]
             answers = await self._change_each("evict", calls, [now_ms, delete_ms, asking, _DROPS_TTL_MS])
             for group, (count, *rest) in zip(groups, answers, strict=True):
                 unseen = count + len(group)
@@ -197,10 +203,11 @@ class PrefixIndex(BucketScripts):
                 names = [bucket_key(openers[start : start + PRINT_BYTES]) for start in starts]
                 packed += await self._run("holders", names, [fingerprints(packed_keys(part))])
         else:
-            calls: list[tuple[list[bytes], list[Any]]] = []
-            for group in by_bucket(chunks):
-                name = bucket_key(fingerprint(group[0].bucket))
-                calls.append(([name] * len(group), [fingerprints(packed_keys(group))]))
+            groups = by_bucket(chunks)
+            calls = [
+                ([bucket_key(part.name)] * len(group), [part.prints])
+                for part, group in zip(bucketfuls(groups), groups, strict=True)
+            ]
             for part_found in await self._all("holders", calls):
                 packed += part_found
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
@@ -325,10 +332,11 @@ class PrefixIndex(BucketScripts):
         `only_in_object`: also for one that does not list the object tier.
         """
         remaining = iter(generations)
-        calls: list[tuple[bytes, list[Any]]] = []
-        for group in by_bucket(chunks):
-            packed = _packed(islice(remaining, len(group)))
-            calls.append((fingerprint(group[0].bucket), [fingerprints(packed_keys(group)), packed]))
+        groups = by_bucket(chunks)
+        calls = [
+            (part.name, [part.prints, _packed(islice(remaining, len(group)))])
+            for part, group in zip(bucketfuls(groups), groups, strict=True)
+        ]
         masks = await self._change_each("join", calls, [node_id, "1" if only_in_object else ""])
         return [mark == ord("1") for mask in masks for mark in mask]
 
@@ -337,11 +345,11 @@ class PrefixIndex(BucketScripts):
     async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
         remaining = iter(generations)
-        calls: list[tuple[bytes, list[Any]]] = []
-        for group in by_bucket(chunks):
-            keys, bucket = packed_keys(group), group[0].bucket
-            packed = _packed(islice(remaining, len(group)))
-            calls.append((fingerprint(bucket), [fingerprints(keys), packed, keys, bucket]))
+        groups = by_bucket(chunks)
+        calls = [
+            (part.name, [part.prints, _packed(islice(remaining, len(group))), part.keys, part.bucket])
+            for part, group in zip(bucketfuls(groups), groups, strict=True)
+        ]
         return [_OBJECT_MARKS[mark] for mask in await self._change_each("add_objects", calls) for mark in mask]
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
@@ -350,10 +358,7 @@ class PrefixIndex(BucketScripts):
         They are deleted at `delete_ms` or later, once their keys have no entry. False for a key whose objects are being
         deleted at this moment.
         """
-        calls: list[tuple[bytes, list[Any]]] = []
-        for group in by_bucket(chunks):
-            keys, bucket = packed_keys(group), group[0].bucket
-            calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(by_bucket(chunks))]
         return [mark != ord("!") for mask in await self._change_each("expect", calls, [delete_ms]) for mark in mask]
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
@@ -367,10 +372,7 @@ class PrefixIndex(BucketScripts):
                 pipeline.zrangebyscore(tagged(b"due", tag), 0, now_ms, 0, limit)
             due_names = [name for answer in await pipeline.execute() for name in answer][:limit]
         chunks = [ChunkRecord(name[KEY_BYTES:], b"", name[:KEY_BYTES], b"") for name in due_names]
-        calls: list[tuple[bytes, list[Any]]] = []
-        for group in by_bucket(chunks):
-            keys, bucket = packed_keys(group), group[0].bucket
-            calls.append((fingerprint(bucket), [fingerprints(keys), keys, bucket]))
+        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(by_bucket(chunks))]
         answers = await self._change_each("claim", calls, [now_ms, until_ms])
         marks = [mark for mask in answers for mark in mask]
         return [chunk for chunk, mark in zip(chunks, marks, strict=True) if mark == ord("1")]
@@ -384,11 +386,9 @@ class PrefixIndex(BucketScripts):
         await self._end_claim(chunks, until_ms, delete_ms)
 
     async def _end_claim(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int | str) -> None:
-        for group in by_bucket(chunks):
-            bucket = group[0].bucket
-            opener = fingerprint(bucket)
-            keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
-            await self._run("end_claim", keys, [packed_keys(group), until_ms, bucket, delete_ms])
+        for part in bucketfuls(by_bucket(chunks)):
+            keys = [objects_key(part.name), tagged(b"due", tag_of(part.name))]
+            await self._run("end_claim", keys, [part.keys, until_ms, part.bucket, delete_ms])
 
     # ---- rebuilding
 
@@ -452,7 +452,8 @@ class PrefixIndex(BucketScripts):
         until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
-        arguments = [node_id, fresh, elsewhere + name, until_ms, *registration(node_id, chunks)]
+        ((_, own),) = registrations(node_id, [chunks])
+        arguments = [node_id, fresh, elsewhere + name, until_ms, *own]
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
         if answer[9 * len(chunks) :] != name:  # it is refused, or there by another link
@@ -488,4 +489,5 @@ def _packed(generations: Iterable[int]) -> bytes:
 
 
 def _generations(marks: bytes) -> list[int]:
-    return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
+    numbers = np.frombuffer(marks, np.uint8).reshape(-1, 9)[:, 1:]
+    return cast(list[int], np.ascontiguousarray(numbers).view(">u8")[:, 0].tolist())

@@ -37,7 +37,12 @@ def bucket_of_page(key: bytes) -> bytes:
 
 def bucket_key(bucket: bytes) -> bytes:
     """Return the key of the page with a bucket's entries."""
-    return tagged(b"x", tag_of(bucket)) + bucket
+    return _page_key(bucket[0]) + bucket
+
+
+@functools.cache
+def _page_key(first: int) -> bytes:
+    return tagged(b"x", tag_of(bytes([first])))
 
 
 def pins_key(bucket: bytes) -> bytes:
@@ -51,7 +56,7 @@ def objects_key(bucket: bytes) -> bytes:
 
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
-    """Return the keys of the scripts that change a bucket."""
+    """Return the keys that scripts which change a bucket may use; they make the names of the others from the first."""
     pages, pins, objects, listings, drops, links, due_objects, hidden_copies = _bucket_keys(tag_of(bucket))
     of_bucket = [pages + bucket, pins + bucket, objects + bucket]
     return [*of_bucket, listings, drops, links + bucket, due_objects, hidden_copies + bucket]
