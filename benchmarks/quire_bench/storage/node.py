@@ -9,42 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 import typer
-from isal import isal_zlib
 from rich.console import Console
 
 from quire.client import AdminClient, Client
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, block_keys
-from quire.model.index import records
-from quire.model.keys import ChunkKeys
-from quire.model.layout import Dtype, KvLayout
-from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
-from quire_storage.core.pool.map import PoolMap
-from quire_storage.core.pool.slots import Shape
+from quire_bench.storage.filled_pool import LAYOUT, NODE, SETTINGS, SHAPE, listed, until, write_pool
 from quire_tools.local import LocalCluster
 from quire_tools.report import Report, Row
 
-_LAYOUT: Final = KvLayout(16, 1, 8, 128, Dtype.BF16)  # 64 KiB a chunk
-_SHAPE: Final = Shape(_LAYOUT.num_layers, _LAYOUT.slice_bytes)
-_SLAB_BYTES: Final = 64 << 20
-_PREFIX: Final = 200
 _LOADED: Final = 50
 _FETCHES: Final = 10
 _LIMIT_S: Final = 0.02
-_NODE: Final = "storage-0"
 _EVICTED: Final = 20_000
 _REST_S: Final = 15.0
 
@@ -53,19 +40,14 @@ def run(chunks: int, folder: Path) -> Report:
     """A node that starts with so many chunks on its drive in `folder`, is killed, scrubbed and told to evict."""
     report = Report("node", {"name": "the loop's lag that was asked for at most, p99.9", "unit": "ms"}, tall=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-node-") as place:
-        space = Namespace("bench-node", "1", _LAYOUT)
+        space = Namespace("bench-node", "1", LAYOUT)
         with Console().status(f"writing {chunks} headers"):
-            drive_bytes = _write_pool(Path(place) / _NODE, chunks, space)
+            drive_bytes = write_pool(Path(place) / NODE, chunks, space)
         cluster = LocalCluster(
             Path(place),
             arena_bytes=128 << 20,
             drive_bytes=drive_bytes,
-            settings={
-                "QUIRE_STORAGE_OBJECT_URL": "",
-                "QUIRE_STORAGE_SLAB_BYTES": str(_SLAB_BYTES),
-                "QUIRE_STORAGE_CHUNK_BYTES_MIN": str(_LAYOUT.chunk_bytes),
-                "QUIRE_STORAGE_POLICY_CHECK_S": "2",
-            },
+            settings={**SETTINGS, "QUIRE_STORAGE_POLICY_CHECK_S": "2"},
         )
         try:
             with Console().status("starting"):
@@ -86,21 +68,21 @@ def _phases(cluster: LocalCluster, chunks: int, space: Namespace) -> Iterator[tu
     with _load(cluster, space) as fetched:
         watch = _Watch(cluster, fetched)
         with Console().status("registering"):
-            _until(lambda: cluster_log(cluster).count("compared with the index") >= 1, 900)
-            _until(lambda: _listed(cluster) >= chunks, 1800)
+            until(lambda: cluster_log(cluster).count("compared with the index") >= 1, 900)
+            until(lambda: listed(cluster) >= chunks, 1800)
         yield "the index is told all that is here", watch.measured()
         with Console().status("at rest, scrubbing"):
             time.sleep(_REST_S)
         yield "it scrubs and is scraped", watch.measured()
     before = cluster_log(cluster).count("compared with the index")
-    cluster.kill(_NODE)
+    cluster.kill(NODE)
     began = time.monotonic()
-    cluster.restart(_NODE, timeout_s=300)
+    cluster.restart(NODE, timeout_s=300)
     ready_s = time.monotonic() - began
     with _load(cluster, space) as fetched:
         watch = _Watch(cluster, fetched)
         with Console().status("comparing with the index"):
-            _until(lambda: cluster_log(cluster).count("compared with the index") > before, 900)
+            until(lambda: cluster_log(cluster).count("compared with the index") > before, 900)
         yield "after kill -9 it compares itself with the index", watch.measured() | {"serving after, s": ready_s}
         with Console().status("evicting"):
             _evict(cluster, space, chunks)
@@ -111,7 +93,7 @@ class _Watch:
     """Counts of the node's metrics since the last call."""
 
     def __init__(self, cluster: LocalCluster, fetched: list[float]) -> None:
-        self._address = cluster.metrics[_NODE]
+        self._address = cluster.metrics[NODE]
         self._fetched = fetched
         self._scrapes: list[float] = []
         self._before = self._histogram()
@@ -161,29 +143,7 @@ def _scrape(address: str) -> str:
 
 def cluster_log(cluster: LocalCluster) -> str:
     """What the node has logged so far."""
-    return (cluster.folder / "logs" / f"{_NODE}.log").read_text(errors="replace")
-
-
-def _listed(cluster: LocalCluster) -> int:
-    """Chunks that the index lists for the node."""
-    from quire_server.redis import PrefixIndex, connect
-
-    async def ask() -> int:
-        redis = connect(cluster.redis_url, timeout_s=30)
-        try:
-            return (await PrefixIndex(redis).listing(_NODE)).count
-        finally:
-            await redis.aclose()
-
-    return asyncio.run(ask())
-
-
-def _until(true: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {within_s:g} s")
-        time.sleep(0.5)
+    return (cluster.folder / "logs" / f"{NODE}.log").read_text(errors="replace")
 
 
 @contextmanager
@@ -202,7 +162,7 @@ def _load(cluster: LocalCluster, space: Namespace) -> Iterator[list[float]]:
 
 def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[float], over: threading.Event) -> None:
     with Client(cluster.gateway_address, timeout_s=60) as client:
-        own = Namespace("bench-load", "1", _LAYOUT)
+        own = Namespace("bench-load", "1", LAYOUT)
         buffer, number = client.allocate(own.layout.payload_bytes(_LOADED)), 0
         while not over.is_set():
             number += 1
@@ -220,44 +180,14 @@ def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[floa
 
 def _evict(cluster: LocalCluster, space: Namespace, chunks: int) -> None:
     """Set a quota slightly below what is stored."""
-    before = _listed(cluster)
+    before = listed(cluster)
 
     async def bound() -> None:
         async with AdminClient(cluster.admin_address, cluster.secret) as operator:
-            await operator.set_policy(space, quota_bytes=(chunks - _EVICTED) * _SHAPE.slot_bytes)
+            await operator.set_policy(space, quota_bytes=(chunks - _EVICTED) * SHAPE.slot_bytes)
 
     asyncio.run(bound())
-    _until(lambda: _listed(cluster) <= before - 0.9 * _EVICTED, 600)
-
-
-def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:
-    """A pool whose data region is a hole, with a sound header for each chunk; bytes of its file."""
-    folder.mkdir(parents=True)
-    per_slab = _SLAB_BYTES // _SHAPE.slot_bytes
-    slabs = -(-5 * chunks // (4 * per_slab)) + 64  # far below the watermark
-    geometry = DriveGeometry(_SLAB_BYTES, slabs, -(-slabs * per_slab * 512 // PAGE_BYTES))
-    image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
-    pool_map = PoolMap([geometry], [image], 1 << 40)
-    sums = np.full(_SHAPE.num_layers, isal_zlib.crc32(bytes(_SHAPE.slice_bytes)), dtype=np.uint32)
-    now_ms = time.time_ns() // 1_000_000
-    for first in range(0, chunks, _PREFIX):
-        count = min(_PREFIX, chunks - first)
-        chain = records(ChunkKeys(os.urandom(32 * count)), 0, count, namespace=space.tag)
-        places = pool_map.allocate(_SHAPE, count)
-        pool_map.commit(
-            [
-                Placed(Header(Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums, now_ms)), where)
-                for record, where in zip(chain, places, strict=True)
-            ]
-        )
-    block = pack_superblock(Superblock(_NODE, geometry, 1, geometry.header_pages))
-    with (folder / "pool.quire").open("wb") as file:
-        file.write(block + block)
-        file.seek(HEADERS_OFFSET)
-        file.write(image.data)
-        file.truncate(geometry.file_bytes)
-        os.fsync(file.fileno())
-    return geometry.file_bytes
+    until(lambda: listed(cluster) <= before - 0.9 * _EVICTED, 600)
 
 
 def command(
