@@ -35,8 +35,9 @@ def _compose(*arguments: str) -> subprocess.CompletedProcess[str]:
     return driving.run(*shlex.split(COMPOSE), *arguments, folder=ROOT)
 
 
-def _log() -> str:
-    return _compose("logs").stdout
+def _log(*services: str) -> str:
+    logged = _compose("logs", *services)
+    return logged.stdout + logged.stderr
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_a_roll_with_a_bad_secret_stops_at_the_first_container(running: None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CLUSTER_SECRET", "0" * 64)
         assert _compose(*recreate).returncode == 0
-        until(lambda: "does not use this node" in _compose("logs", "storage-1").stdout, _log)
+        until(lambda: "does not use this node" in _log("storage-1"), _log)
         assert not any(_is_ready("storage-1") for _ in range(10))
     now = driving.members()
     assert all(now.get(name) == incarnation for name, incarnation in before.items() if name != "storage-1")
