@@ -44,7 +44,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY locks/${DECODER}.txt locks/
 RUN pip --python /opt/quire/bin/python install --require-hashes \
     ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt \
-    && cd /opt/quire/lib/python3.11/site-packages/torch && rm -rf bin include test
+    && cd /opt/quire/lib/python3.11/site-packages/torch && rm -rf include test \
+    && find bin -type f ! -name torch_shm_manager -delete
 
 FROM ${PYTHON} AS base
 ARG VERSION=0 REVISION=unknown
