@@ -38,8 +38,8 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
     monkeypatch.setattr(index, "_run", counted)
     await calls[operation]()
     assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
-    held = [chunk.key for chunk in chunks if operation in ("register", "join")]
-    assert await listing_of(index, "a") == await sum_of(index, "a", held)
+    keys = [chunk.key for chunk in chunks if operation in ("register", "join")]
+    assert await listing_of(index, "a") == await sum_of(index, "a", keys)
 
 
 async def test_a_call_that_was_executed_is_not_repeated(redis_cluster_client: redis.Redis) -> None:
@@ -67,7 +67,7 @@ async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
 
 
 async def test_new_buckets_of_one_tag_are_counted_together(redis_client: redis.Redis) -> None:
-    """Their listings are one field of one key, which a call writes once."""
+    """A node's count of all buckets of a tag is one field, which a call writes once."""
     index, chunks = PrefixIndex(redis_client), records(chain(400), 0, 400, unchained=True)
     await index.register("a", chunks, 0)
     assert await listing_of(index, "a") == await sum_of(index, "a", [chunk.key for chunk in chunks])

@@ -58,8 +58,8 @@ async def test_the_same_with_asyncio(cluster: LocalCluster) -> None:
         for (keys, values), (put_keys, put_values) in zip(got, layers, strict=True):
             assert np.array_equal(keys.reshape(64, _HEADS, _DIM), put_keys[:64])
             assert np.array_equal(values.reshape(64, _HEADS, _DIM), put_values[:64])
-        async with cache.get([1, 2, 3]) as nothing:
-            assert [layer async for layer in nothing] == []
+        async with cache.get([1, 2, 3]) as prefix:
+            assert [layer async for layer in prefix] == []
         assert await cache.evict(_TOKENS) == 4, "no lease is left"
 
 

@@ -1,4 +1,4 @@
-"""A model that is a rule, on workers that are objects, behind vLLM's own engine core, scheduler and block tables.
+"""A modelled model on modelled workers, behind vLLM's own engine core, scheduler and block tables.
 
 For what no build of vLLM runs on this CPU: decode context parallelism, latents, quantized caches. What a layer keeps of
 a token is a digest of the tokens up to it, the layer, the head and the weights; the next token is a digest of all that
@@ -46,7 +46,7 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]
 
 
 class ModelledWorker:
-    """One rank: its blocks and its half of the connector."""
+    """A rank with its blocks and its half of the connector."""
 
     def __init__(self, config: Any, rank: int) -> None:
         self.config = copy.copy(config)
@@ -68,7 +68,7 @@ class ModelledWorker:
         return dict.fromkeys(_LAYERS, self.spec())
 
     def spec(self) -> Any:
-        """As an attention layer's, with one head for each rank."""
+        """Describe an attention layer with one head for each rank."""
         cache = self.config.cache_config
         kind = MLAAttentionSpec if self.config.model_config.use_mla else FullAttentionSpec
         spec = kind(
@@ -208,7 +208,7 @@ class ModelledExecutor(Executor):  # type: ignore[misc]
 
 
 def _end_step(connector: Any, step: Any) -> KVConnectorOutput:
-    """As vLLM's `KVConnectorModelRunnerMixin` does."""
+    """End the step of a connector, in the order of vLLM's `KVConnectorModelRunnerMixin`."""
     for layer in _LAYERS:
         connector.wait_for_layer_load(layer)
         connector.save_kv_layer(layer, None, None)
@@ -237,25 +237,25 @@ def modelled_engine(model: Path, gateway: str, *, name: str = "any", **settings:
         kv_connector_extra_config={"gateway": gateway, "cut_off": False, "model": name},
     )
     settings |= {"distributed_executor_backend": ModelledExecutor, "skip_tokenizer_init": True}
-    with any_vllm(model, transfer if gateway else None, **settings) as made:
+    with any_vllm(model, transfer if gateway else None, **settings) as engine:
         try:
-            yield made
+            yield engine
         finally:
             if gateway:
-                made.scheduler.shutdown()
+                engine.scheduler.shutdown()
 
 
-def until_stored(made: Engine, prompt: Sequence[int]) -> None:
+def until_stored(engine: Engine, prompt: Sequence[int]) -> None:
     """Wait until Quire has all of a prompt's blocks; vLLM takes note of it in its next steps."""
-    unit = made.scheduler._matching._unit
+    unit = engine.scheduler._matching._unit
 
     def is_stored() -> bool:
-        made.tokens([3, 4, 5], 1)
-        made.forget()
-        return bool(made.tokens(prompt, 1)[1] >= (len(prompt) - 1) // unit * unit)
+        engine.tokens([3, 4, 5], 1)
+        engine.forget()
+        return bool(engine.tokens(prompt, 1)[1] >= (len(prompt) - 1) // unit * unit)
 
     until(is_stored, "the prompt's blocks are stored")
-    made.forget()
+    engine.forget()
 
 
 def latent_model(folder: Path) -> Path:

@@ -22,7 +22,7 @@ _CASES = [(2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 2, 16), (4, 4, 4)]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One whose heads are shared by neighbouring ranks, and one with latent attention."""
+    """A model with heads that neighbouring ranks share, and a model with latent attention."""
     return {
         "heads": make_model(tmp_path_factory.mktemp("heads"), layers=2, kv_heads=1),
         "latents": latent_model(tmp_path_factory.mktemp("latents")),
@@ -40,8 +40,8 @@ def _engine(
         tensor_parallel_size=ranks,
         decode_context_parallel_size=context,
         cp_kv_cache_interleave_size=interleave,
-    ) as made:
-        yield made
+    ) as modelled:
+        yield modelled
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,11 @@ def _alone(model: Path, ranks: int, context: int, interleave: int) -> list[list[
         return [alone.tokens(prompt)[0] for prompt in (PROMPT, OTHER)]
 
 
-def _whole(made: Engine, tokens: int) -> int:
+def _whole(quire: Engine, tokens: int) -> int:
     """Tokens of the blocks that a prompt fills."""
-    config = made.scheduler._vllm_config
+    config = quire.scheduler._vllm_config
     unit = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
-    assert made.scheduler._matching._unit == unit
+    assert quire.scheduler._matching._unit == unit
     return int(tokens // unit * unit)
 
 
@@ -72,22 +72,22 @@ def test_tokens_are_those_without_a_cache(
     parallel = ranks, context, interleave
     expected = _alone(models[kind], *parallel)
     with _engine(models[kind], gateway, *parallel, name=f"{ranks} ranks") as quire:
-        whole = _whole(quire, len(PROMPT) - 1)
+        cached = _whole(quire, len(PROMPT) - 1)
         assert quire.tokens(PROMPT) == (expected[0], 0)
         until_stored(quire, PROMPT)
-        assert quire.tokens(PROMPT) == (expected[0], whole)
+        assert quire.tokens(PROMPT) == (expected[0], cached)
         quire.forget()
         assert quire.tokens(OTHER) == (expected[1], _whole(quire, 700))
     with _engine(models[kind], gateway, *parallel, name=f"{ranks} ranks") as another:
-        assert another.tokens(PROMPT) == (expected[0], whole)
+        assert another.tokens(PROMPT) == (expected[0], cached)
 
 
 def test_ranks_with_the_same_tokens_share_one_copy_of_a_latent(models: dict[str, Path], gateway: str) -> None:
-    """Of four ranks the first and third have the same half of each block, as the first of two has."""
+    """The first and third of four ranks have the same half of each block, as the first of two has."""
     expected = _alone(models["latents"], 4, 2, 4)
-    with _engine(models["latents"], gateway, 2, 2, 4) as two:
-        two.tokens(PROMPT)
-        until_stored(two, PROMPT)
+    with _engine(models["latents"], gateway, 2, 2, 4) as pair:
+        pair.tokens(PROMPT)
+        until_stored(pair, PROMPT)
     with _engine(models["latents"], gateway, 4, 2, 4) as four:
         assert four.tokens(PROMPT) == (expected[0], _whole(four, len(PROMPT) - 1))
 
@@ -112,10 +112,10 @@ def test_a_fault_put_back_tokens_divided_otherwise_are_other_blocks(
 def test_a_fault_put_back_ranks_keep_other_tokens_of_a_latent(
     models: dict[str, Path], gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without context parallelism one copy of a latent is every rank's."""
+    """The fault: all ranks share one copy of a latent, as without context parallelism."""
     name = naming.namespace_of
     monkeypatch.setattr(
-        connector, "namespace_of", lambda *given, **named: name(*given, **{**named, "context_ranks": 1})
+        connector, "namespace_of", lambda *values, **names: name(*values, **{**names, "context_ranks": 1})
     )
     expected = _alone(models["latents"], 2, 2, 16)
     with _engine(models["latents"], gateway, 2, 2, 16) as quire:

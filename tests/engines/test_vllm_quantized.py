@@ -1,4 +1,4 @@
-"""Caches of quantized elements, with scales in the checkpoint or beside them. vLLM's engine core, a modelled model.
+"""Caches of quantized elements, with scales in the checkpoint or in the blocks. vLLM's engine core, a modelled model.
 
 The build of vLLM here has no kernels for them on a CPU without AVX-512.
 """

@@ -96,8 +96,8 @@ def test_what_does_not_hold_is_found(tmp_path: Path) -> None:
         "nowhere.md",
         "page.md#another",
     ]
-    told = "```sh\nquire up --storage-nodes 2\nquire fly\nquire bench pool --wings 2\nX=1 quire status\n```\n"
-    assert unknown_commands(told) == ["quire fly", "quire bench pool --wings 2"]
+    shell = "```sh\nquire up --storage-nodes 2\nquire fly\nquire bench pool --wings 2\nX=1 quire status\n```\n"
+    assert unknown_commands(shell) == ["quire fly", "quire bench pool --wings 2"]
 
 
 def test_every_page_is_in_the_navigation() -> None:

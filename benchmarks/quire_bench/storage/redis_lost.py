@@ -36,15 +36,15 @@ _LIMIT_S: Final = 900.0
 
 
 def run(chunks: int, changed: int, busy: int, folder: Path) -> Report:
-    """Lose Redis under a node of so many chunks; `changed` more were stored, and as many evicted, since a backup."""
+    """Lose Redis under a node of `chunks` chunks; `changed` others were stored, and as many evicted, since a backup."""
     report = Report("redis-lost", {"name": "the same with nothing else running", "unit": "s"}, tall=True)
     for event in ("restored from a backup", "emptied"):
         quiet_s = 0.0
-        for others in dict.fromkeys((0, busy)):
-            with Console().status(f"{event}, {others} other processes"):
-                measured = _lose(event, chunks, changed, others, folder)
+        for competitors in dict.fromkeys((0, busy)):
+            with Console().status(f"{event}, {competitors} other processes"):
+                measured = _lose(event, chunks, changed, competitors, folder)
             quiet_s = quiet_s or measured["index whole again, s"]
-            params = {"Redis": event, "chunks": chunks, "changed since": changed, "other processes": others}
+            params = {"Redis": event, "chunks": chunks, "changed since": changed, "other processes": competitors}
             report.rows.append(Row(params, measured, quiet_s, measured["index whole again, s"] / quiet_s))
     report.notes += [
         "from the moment that Redis answers again; a client asks for what was stored since, and counts errors",
@@ -150,7 +150,7 @@ class _Server:
         shutil.copy(self._folder / "dump.rdb", self._folder / "backup")
 
     def lose(self, is_restored: bool) -> None:
-        """Return when Redis answers again, without what is lost."""
+        """Restore the backup, or empty Redis; return when Redis answers again."""
         if not is_restored:
             self._client.flushall()
             return

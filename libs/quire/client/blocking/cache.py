@@ -29,7 +29,7 @@ class KvCache:
 
     @property
     def namespace(self) -> Namespace:
-        """What its chunks belong to."""
+        """Namespace of the chunks."""
         return self._cache.namespace
 
     def put(

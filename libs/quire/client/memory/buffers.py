@@ -109,8 +109,8 @@ class Buffer:
     def register(cls, transport: Transport, memory: Any) -> Buffer:
         """An array or tensor of the caller's, in place. Raises `InvalidRequest` for anything else, and for no bytes."""
         if not hasattr(memory, "reshape") or not memory.nbytes:
-            wanted = "an array or tensor of a byte or more is wanted"
-            raise InvalidRequest(f"{type(memory).__name__}; {wanted}", field="memory")
+            kind = type(memory).__name__
+            raise InvalidRequest(f"{kind}; an array or tensor of a byte or more is wanted", field="memory")
         on_host = not getattr(memory, "is_cuda", False)
         array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
         return cls(transport, memory, array.reshape(-1).view("uint8") if on_host else None)

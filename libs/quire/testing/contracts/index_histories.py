@@ -95,26 +95,26 @@ class IndexHistoriesContract:
         for _ in range(80):
             chosen = keys.pick(sorted(rng.sample(range(len(keys)), rng.randint(1, 6))))
             chunks = records(chosen, 0, len(chosen), unchained=True)
-            named, node, action = [chunk.key for chunk in chunks], rng.choice("abc"), rng.random()
+            names, node, action = [chunk.key for chunk in chunks], rng.choice("abc"), rng.random()
             if action < 0.5:
                 assert await register(index, node, chunks) == [True] * len(chunks)
-                for key in named:
+                for key in names:
                     holders.setdefault(key, set()).add(node)
-                to_drop -= {(node, key) for key in named}
-                hidden -= {(node, key) for key in named}
+                to_drop -= {(node, key) for key in names}
+                hidden -= {(node, key) for key in names}
             elif action < 0.75:
                 hides = rng.random() < 0.5
                 await index.unregister(node, chunks, 0, hidden=hides)
-                held = {key for key in named if node in holders.get(key, ())}
-                hidden |= {(node, key) for key in held} if hides else set()
-                for key in held:
+                copies = {key for key in names if node in holders.get(key, ())}
+                hidden |= {(node, key) for key in copies} if hides else set()
+                for key in copies:
                     holders[key].discard(node)
             else:
                 evicted = await index.evict(chunks, 0, 100)
-                assert {entry.record.key for entry in evicted.removed} == holders.keys() & set(named)
-                going = {copy for copy in hidden if copy[1] in named}
+                assert {entry.record.key for entry in evicted.removed} == holders.keys() & set(names)
+                going = {copy for copy in hidden if copy[1] in names}
                 hidden -= going
-                to_drop |= going | {(name, key) for key in named for name in holders.pop(key, ())}
+                to_drop |= going | {(name, key) for key in names for name in holders.pop(key, ())}
             holders = {key: names for key, names in holders.items() if names}
             assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             every = records(keys, 0, len(keys), unchained=True)
