@@ -31,7 +31,7 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-dep
 
 FROM ${PYTHON} AS builder
 COPY locks/services.txt locks/
-# By the image's own pip: what runs has none.
+# The base image's pip installs into the environment, which has no pip of its own.
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python3 -m venv --without-pip /opt/quire && pip --python /opt/quire/bin/python install --require-hashes -r locks/services.txt
 COPY --from=wheel /wheels /wheels
@@ -48,10 +48,6 @@ RUN pip --python /opt/quire/bin/python install --require-hashes \
     && find bin -type f ! -name torch_shm_manager -delete
 
 FROM ${PYTHON} AS base
-ARG VERSION=0 REVISION=unknown
-LABEL org.opencontainers.image.title="Quire" org.opencontainers.image.licenses="Apache-2.0" \
-    org.opencontainers.image.description="KV caches and latents, delivered layer by layer" \
-    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 RUN apt-get update && apt-get install -y --no-install-recommends ibverbs-providers librdmacm1 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
@@ -59,6 +55,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends ibverbs-provide
 ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GRPC_ENABLE_FORK_SUPPORT=0
 ENV PYUCX_LIBUCP=/opt/ucx/lib/libucp.so.0
 COPY --from=ucx /opt/ucx /opt/ucx
+ARG VERSION=0 REVISION=unknown
+LABEL org.opencontainers.image.title="Quire" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.description="KV caches and latents, delivered layer by layer" \
+    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 USER 10001
 WORKDIR /var/lib/quire
 EXPOSE 9464

@@ -93,7 +93,8 @@ test-rdma: $(STAMP)     ## stores and deliveries over RDMA verbs without a card:
 
 test-containers: $(STAMP) ## the images built, the compose file and the Kubernetes pods up, the demo against them
 	for role in orchestrator scheduler gateway storage decoder; do \
-	  $(BUILD) --target $$role -t quire-$$role . || exit 1; done
+	  $(BUILD) --target $$role -t quire-$$role -t quire-$$role:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) . \
+	    || exit 1; done
 	QUIRE_TEST_COMPOSE='$(COMPOSE)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest --timeout 600 tests/containers
 
 # Real vLLM on the CPU (AVX2), 2.5 GB, in an environment of its own. Where pip would take a torch with CUDA:
@@ -185,7 +186,8 @@ IMAGES ?= orchestrator scheduler gateway storage decoder
 release: $(STAMP)    ## of a tag: wheels, chart, bill of materials, checksums in dist; then the images: make release TAG=v0.3.0 IMAGES=
 	$(BIN)/python tools/release.py "$(TAG)" dist
 	for role in $(IMAGES); do \
-	  git archive "$(TAG)" | $(BUILD) --target $$role -t quire-$$role:$(TAG:v%=%) - || exit 1; done
+	  git archive "$(TAG)" | $(BUILD) --target $$role -t quire-$$role:$(TAG:v%=%) --build-arg VERSION=$(TAG:v%=%) \
+	    --build-arg REVISION=$$(git rev-parse "$(TAG)") - || exit 1; done
 
 docs: $(STAMP)          ## the documentation as a site, in build/site
 	$(BIN)/zensical build --strict --config-file mkdocs.yml

@@ -8,11 +8,14 @@ from typing import Any, cast
 import pytest
 import redis.asyncio as redis
 
+from quire.model.errors import QuireError
+from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER, records
 from quire.model.keys import BUCKET_CHUNKS
 from quire.testing.contracts.index import chain, listing_of, sum_of
 from quire_server.redis import PrefixIndex
 from quire_server.redis.prefix_index import index as index_module
+from quire_server.redis.prefix_index.slots import bucket_key
 
 
 @pytest.mark.parametrize("operation", ["register", "evict", "unregister", "join", "add_objects", "expect_objects"])
@@ -69,5 +72,17 @@ async def test_what_extends_a_chunk_from_another_bucket_goes_before_it(
 async def test_new_buckets_of_one_tag_are_counted_together(redis_client: redis.Redis) -> None:
     """A node's count of all buckets of a tag is one field, which a call writes once."""
     index, chunks = PrefixIndex(redis_client), records(chain(400), 0, 400, unchained=True)
+    await index.register("a", chunks, 0)
+    assert await listing_of(index, "a") == await sum_of(index, "a", [chunk.key for chunk in chunks])
+
+
+async def test_what_a_failed_registration_has_written_is_counted(redis_client: redis.Redis) -> None:
+    """One of its buckets has a damaged page. Chunks that were indexed uncounted would never be counted again."""
+    index, chunks = PrefixIndex(redis_client), records(chain(40), 0, 40, unchained=True)
+    damaged = bucket_key(fingerprint(chunks[20].bucket))
+    await redis_client.set(damaged, b"no page")
+    with pytest.raises(QuireError):
+        await index.register("a", chunks, 0)
+    await redis_client.delete(damaged)
     await index.register("a", chunks, 0)
     assert await listing_of(index, "a") == await sum_of(index, "a", [chunk.key for chunk in chunks])

@@ -81,6 +81,7 @@ class ModelledWorker:
         return TritonAttentionBackend.customize_spec(spec)  # with room for scales, where tokens have their own
 
     def start(self, cache: Any) -> None:
+        self.config.adjust_dcp_kv_cache_interleave_size(cache)  # as vLLM's workers do before they make a connector
         self.config.compilation_config.static_forward_context.update({name: _Layer() for name in _LAYERS})
         spec = self.spec()
         width = spec.state_content_size_bytes // spec.dtype.itemsize
@@ -94,7 +95,7 @@ class ModelledWorker:
     def place_of(self, position: int) -> tuple[int, int] | None:
         """Index into the request's blocks, and the row there; None for a token that another rank keeps.
 
-        As in vLLM's `ComputeSlotMappingKernel`.
+        A copy of vLLM's `ComputeSlotMappingKernel`, which does not run on a CPU.
         """
         parallel = self.config.parallel_config
         ranks, interleave = parallel.decode_context_parallel_size, parallel.cp_kv_cache_interleave_size

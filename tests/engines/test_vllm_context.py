@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def _engine(
-    model: Path, gateway: str, ranks: int, context: int, interleave: int, name: str = "any"
+    model: Path, gateway: str, ranks: int, context: int, interleave: int, name: str = "any", **settings: Any
 ) -> Iterator[Engine]:
     with modelled_engine(
         model,
@@ -40,6 +42,7 @@ def _engine(
         tensor_parallel_size=ranks,
         decode_context_parallel_size=context,
         cp_kv_cache_interleave_size=interleave,
+        **settings,
     ) as modelled:
         yield modelled
 
@@ -97,9 +100,12 @@ def test_a_fault_put_back_tokens_divided_otherwise_are_other_blocks(
     models: dict[str, Path], gateway: str, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """Engines that divide the tokens of a block otherwise share nothing; under one name they would get wrong tokens."""
-    facts = engine.engine_of
     if not named:
+        facts, name = engine.engine_of, naming.namespace_of
         monkeypatch.setattr(connector, "engine_of", lambda config: {**facts(config), "context": "any"})
+        monkeypatch.setattr(
+            connector, "namespace_of", lambda formats, **names: name(replace(formats, interleave=1), **names)
+        )
     expected = _alone(models["latents"], 2, 2, 8)
     with _engine(models["latents"], gateway, 2, 2, 2) as first:
         first.tokens(PROMPT)
@@ -107,6 +113,21 @@ def test_a_fault_put_back_tokens_divided_otherwise_are_other_blocks(
     with _engine(models["latents"], gateway, 2, 2, 8) as second:
         answer, cached = second.tokens(PROMPT)
         assert (answer == expected[0]) is named and (cached == 0) is named
+
+
+def test_an_interleaving_that_vllm_settles_in_its_workers_names_blocks(models: dict[str, Path], gateway: str) -> None:
+    """Only workers know which of the two flags counts: under the scheduler's name blocks were taken for another's."""
+    expected = _alone(models["latents"], 2, 2, 4)
+    for interleave, is_shared in ((1, False), (2, False), (4, True)):
+        settings = {"dcp_kv_cache_interleave_size": interleave}
+        with _engine(models["latents"], gateway, 2, 2, 1, name=f"settled {is_shared}", **settings) as quire:
+            quire.tokens(PROMPT)
+            until_stored(quire, PROMPT)
+        with _engine(
+            models["latents"], gateway, 2, 2, 1, f"settled {is_shared}", dcp_kv_cache_interleave_size=4
+        ) as four:
+            answer, cached = four.tokens(PROMPT)
+            assert answer == expected[0] and (cached > 0) is is_shared
 
 
 def test_a_fault_put_back_ranks_keep_other_tokens_of_a_latent(

@@ -162,6 +162,7 @@ def test_stages_of_a_pipeline_have_names_of_their_own(folder: Path) -> None:
             kv_heads=1,
             head_dim=64 if mla else 32,
             block_tokens=32,
+            kept_tokens=32,
             mla=mla,
             slab_bytes=32 * 64 * 2,
             page_bytes=32 * 64 * 2,

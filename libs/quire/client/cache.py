@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from quire.client.kv_arrays import FRAMEWORKS, check_layers, layer_views, pack_layer
+from quire.client.kv_arrays import check_layers, framework_of, layer_views, on_current_streams, pack_layer
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest, QuireError
 from quire.model.hashing import Namespace, block_keys
@@ -43,7 +43,8 @@ class AsyncKvCache:
     ) -> StoreSummary:
         """Store the state of a prompt's whole chunks; those that are stored already are not sent again.
 
-        The arrays are copied in a thread, a layer at a time, while those before are on their way.
+        The arrays are copied in a thread, a layer at a time, while the layers before are on their way; those of a GPU
+        behind the work of the caller's current stream.
 
         Args:
             tokens: The prompt, (T,).
@@ -56,8 +57,10 @@ class AsyncKvCache:
             InvalidRequest: Other shapes or element types; nothing is stored.
             QuireError: As `AsyncClient.store`.
         """
-        layout, keys = self.namespace.layout, block_keys(self.namespace, tokens)
+        layout = self.namespace.layout
         check_layers(layers, layout)
+        in_order = on_current_streams(layers)
+        keys = await asyncio.to_thread(block_keys, self.namespace, tokens)
         if not len(keys):
             return StoreSummary(0, 0, 0, ())
         buffer = self._client.allocate(layout.payload_bytes(len(keys)))
@@ -65,8 +68,11 @@ class AsyncKvCache:
             rows = buffer.layers(layout.num_layers, len(keys), layout.slice_bytes)
 
             async def pack(number: int) -> None:
-                arguments = layers[number], rows[number], layout, number, len(tokens)
-                await to_its_end(asyncio.ensure_future(asyncio.to_thread(pack_layer, *arguments)))
+                def copy() -> None:
+                    with in_order():
+                        pack_layer(layers[number], rows[number], layout, number, len(tokens))
+
+                await to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
 
             await pack(0)  # what is wrong with all of them shows at once
             async with await self._client.store(self.namespace, keys, 0, buffer, durability=durability) as store:
@@ -89,70 +95,38 @@ class AsyncKvCache:
         Raises:
             InvalidRequest: Another framework.
         """
-        framework = str(framework).lower()
-        if framework not in FRAMEWORKS:
-            raise InvalidRequest(f"{framework!r}; there are {', '.join(FRAMEWORKS)}", field="framework")
-        return AsyncCachedPrefix(self._client, self.namespace, tokens, framework)
+        return AsyncCachedPrefix(self._client, self.namespace, tokens, framework_of(framework))
 
     async def matched_tokens(self, tokens: Sequence[int]) -> int:
         """Return how many tokens from the start of a prompt are stored. Raises as `AsyncClient.lookup`."""
-        keys = block_keys(self.namespace, tokens)
+        keys = await asyncio.to_thread(block_keys, self.namespace, tokens)
         if not len(keys):
             return 0
         return (await self._client.lookup(self.namespace, keys, lease_ttl_ms=0)).matched_tokens
 
     async def evict(self, tokens: Sequence[int]) -> int:
         """Drop a prompt's chunks that no other prompt extends; how many were dropped. As `AsyncClient.evict`."""
-        keys = block_keys(self.namespace, tokens)
+        keys = await asyncio.to_thread(block_keys, self.namespace, tokens)
         return await self._client.evict(self.namespace, keys) if len(keys) else 0
 
 
-class AsyncCachedPrefix:
-    """The stored beginning of a prompt, on its way. Made by `AsyncKvCache.get`.
+class PrefixDelivery:
+    """The delivery of a stored prefix: what both clients' prefixes have in common."""
 
-    Within the `async with` block its views are of the memory that storage nodes write to. They stay readable after it;
-    layers that have not arrived by then never do.
-    """
-
-    def __init__(self, client: AsyncClient, namespace: Namespace, tokens: Sequence[int], framework: str) -> None:
-        self._client = client
+    def __init__(self, client: AsyncClient, namespace: Namespace, framework: str) -> None:
+        self._asynchronous = client
         self._namespace = namespace
-        self._keys = block_keys(namespace, tokens)
         self._framework = framework
         self._entered = False
         self._found: Lookup | None = None
         self._buffer: Buffer | None = None
         self._delivery: Delivery | None = None
 
-    async def __aenter__(self) -> AsyncCachedPrefix:
-        if self._entered:
-            raise InvalidRequest("it was fetched before; call `get` again", field="prefix")
-        self._entered = True
-        if not len(self._keys):
-            return self
-        try:
-            self._found = await self._client.lookup(self._namespace, self._keys)
-            if self._found.take_chunks:  # memory only for what there is
-                self._buffer = self._client.allocate(self._namespace.layout.payload_bytes(self.chunks))
-                self._delivery = await self._client.fetch(self._found, self._buffer)
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._end()
-
-    @property
-    def num_layers(self) -> int:
-        """How many layers are delivered: those of the layout, or none if nothing is stored."""
-        return self._namespace.layout.num_layers if self.chunks else 0
-
     @property
     def chunks(self) -> int:
         """How many chunks are delivered. Raises `InvalidRequest` before it is fetched."""
         if not self._entered:
-            raise InvalidRequest("not fetched yet: use `with`", field="prefix")
+            raise InvalidRequest("not fetched yet: use `with cache.get(...)` (`async with`)", field="prefix")
         return self._found.take_chunks if self._found is not None else 0
 
     @property
@@ -160,32 +134,29 @@ class AsyncCachedPrefix:
         """How many tokens from the start of the prompt need not be computed. Raises `InvalidRequest` as `chunks`."""
         return self.chunks * self._namespace.layout.chunk_tokens
 
-    async def layer(self, layer: int) -> tuple[Any, ...]:
-        """Return a layer's keys and values once all of it is here, each (chunks, chunk_tokens, kv_heads, head_dim).
+    @property
+    def _layers(self) -> range:
+        """The layers that are delivered: none if nothing is stored."""
+        return range(self._namespace.layout.num_layers if self.chunks else 0)
 
-        Raises:
-            InvalidRequest: No such layer, or nothing of the prompt is stored.
-            QuireError: Why the layer will never be here: compute the prompt.
-        """
+    def _begin(self) -> None:
+        """Raise `InvalidRequest` for a prefix that was fetched before."""
+        if self._entered:
+            raise InvalidRequest("it was fetched before; call `get` again", field="prefix")
+        self._entered = True
+
+    def _check_layer(self, layer: int) -> None:
+        """Check a layer's number. Raises `InvalidRequest`."""
+        if layer not in self._layers:
+            about = f"{self._namespace.layout.num_layers} layers of {self.tokens} cached tokens"
+            raise InvalidRequest(f"{layer}; there are {about}", field="layer")
+
+    def _views(self, layer: int) -> tuple[Any, ...]:
+        """Return a layer that has arrived, each plane (chunks, chunk_tokens, kv_heads, head_dim)."""
         layout = self._namespace.layout
-        if not 0 <= layer < self.num_layers or self._delivery is None:
-            raise InvalidRequest(
-                f"{layer}; there are {layout.num_layers} layers of {self.tokens} cached tokens", field="layer"
-            )
-        await self._delivery.layer(layer)
         assert self._buffer is not None, "a delivery has one"
         rows = self._buffer.layers(layout.num_layers, self.chunks, layout.slice_bytes)
         return layer_views(rows[layer], layout, self._framework)
-
-    async def __aiter__(self) -> AsyncIterator[tuple[Any, ...]]:
-        """Yield the layers in order, each on its arrival; none if nothing is stored.
-
-        Raises:
-            InvalidRequest: Before it is fetched.
-            QuireError: Why a layer will never be here: compute the prompt.
-        """
-        for layer in range(self.num_layers):
-            yield await self.layer(layer)
 
     async def _end(self) -> None:
         """Stop the delivery, wait until no node writes, and give lease and memory back."""
@@ -201,6 +172,62 @@ class AsyncCachedPrefix:
         finally:
             if self._buffer is not None:
                 self._buffer.let_go()
-        with contextlib.suppress(QuireError):  # it expires
+        try:
             if self._found is not None:
-                await self._client.release(self._found)
+                await self._asynchronous.release(self._found)
+        except QuireError as error:
+            logger().warning("a lease could not be released; it expires", error=str(error))
+
+
+class AsyncCachedPrefix(PrefixDelivery):
+    """The stored beginning of a prompt, on its way. Made by `AsyncKvCache.get`.
+
+    Within the `async with` block its views are of the memory that storage nodes write to. They stay readable after it;
+    layers that have not arrived by then never do.
+    """
+
+    def __init__(self, client: AsyncClient, namespace: Namespace, tokens: Sequence[int], framework: str) -> None:
+        super().__init__(client, namespace, framework)
+        self._prompt = tokens
+
+    async def __aenter__(self) -> AsyncCachedPrefix:
+        self._begin()
+        if self._framework == "torch":
+            await asyncio.to_thread(import_module, "torch")  # which takes seconds, the first time
+        keys = await asyncio.to_thread(block_keys, self._namespace, self._prompt)
+        if not len(keys):
+            return self
+        try:
+            self._found = await self._asynchronous.lookup(self._namespace, keys)
+            if self._found.take_chunks:  # memory only for what there is
+                self._buffer = self._asynchronous.allocate(self._namespace.layout.payload_bytes(self.chunks))
+                self._delivery = await self._asynchronous.fetch(self._found, self._buffer)
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._end()
+
+    async def layer(self, layer: int) -> tuple[Any, ...]:
+        """Return a layer's keys and values once all of it is here, each (chunks, chunk_tokens, kv_heads, head_dim).
+
+        Raises:
+            InvalidRequest: No such layer, or nothing of the prompt is stored.
+            QuireError: Why the layer will never be here: compute the prompt.
+        """
+        self._check_layer(layer)
+        assert self._delivery is not None, "there are layers"
+        await self._delivery.layer(layer)
+        return self._views(layer)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Any, ...]]:
+        """Yield the layers in order, each on its arrival; none if nothing is stored.
+
+        Raises:
+            InvalidRequest: Before it is fetched.
+            QuireError: Why a layer will never be here: compute the prompt.
+        """
+        for layer in self._layers:
+            yield await self.layer(layer)

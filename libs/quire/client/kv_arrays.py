@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from quire.model.errors import InvalidRequest, LayoutInvalid
 from quire.model.layout import Dtype, KvLayout, dtype_of
 
-FRAMEWORKS: Final = ("numpy", "torch")
+_FRAMEWORKS: Final = ("numpy", "torch")
 _BITS: Final = {1: "uint8", 2: "uint16"}
 """Element types of numpy by their size, for those that numpy does not have: bf16 and fp8."""
 _NUMPY: Final = {Dtype.FP32: "float32", Dtype.FP16: "float16"}
@@ -23,6 +24,37 @@ _TORCH: Final = {
     Dtype.FP8_E4M3: "float8_e4m3fn",
     Dtype.FP8_E5M2: "float8_e5m2",
 }
+
+
+def framework_of(name: str) -> str:
+    """Return the name of a framework whose arrays there are, in lower case. Raises `InvalidRequest`."""
+    framework = str(name).lower()
+    if framework not in _FRAMEWORKS:
+        raise InvalidRequest(f"{framework!r}; there are {', '.join(_FRAMEWORKS)}", field="framework")
+    return framework
+
+
+def on_current_streams(layers: Any) -> Callable[[], AbstractContextManager[object]]:
+    """Return what another thread enters to work on the calling thread's current streams of the layers' GPUs.
+
+    A copy there then waits for the kernels that compute the layers.
+    """
+    planes = [plane for layer in layers for plane in (layer if isinstance(layer, tuple | list) else (layer,))]
+    devices = {plane.device for plane in planes if getattr(plane, "is_cuda", False)}
+    if not devices:
+        return nullcontext
+    import torch
+
+    streams = [torch.cuda.current_stream(device) for device in devices]
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+
+    return entered
 
 
 def pack_layer(layer: Any, slices: npt.NDArray[np.uint8], layout: KvLayout, number: int, prompt_tokens: int) -> None:

@@ -36,6 +36,7 @@ FORMAT = BlockFormat(
     kv_heads=2,
     head_dim=32,
     block_tokens=32,
+    kept_tokens=32,
     mla=False,
     slab_bytes=8192,
     page_bytes=8192,
@@ -274,10 +275,13 @@ def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
         ),
     }  # fmt: skip
     assert len(names) == 10
-    with pytest.raises(ConfigInvalid, match="where the others are is not known"):
+    with pytest.raises(ConfigInvalid, match="the tensor has only a part of it"):
         namespace_of(replace(FORMAT, page_bytes=8320), **about)
     scaled = namespace_of(replace(FORMAT, dtype="uint8", slab_bytes=4352, page_bytes=4352), **about)
-    assert scaled.layout.slice_bytes == 4352, "with scales beside the elements"
+    assert (scaled.layout.slice_bytes, scaled.layout.chunk_tokens) == (4352, 32), "with scales beside the elements"
+    halves = [namespace_of(replace(FORMAT, block_tokens=64, interleave=size), **about) for size in (1, 2)]
+    assert halves[0] != halves[1] and halves[0].layout.chunk_tokens == 64, "a rank keeps half of a block's tokens"
+    assert namespace_of(replace(FORMAT, interleave=2), **about) == namespace_of(FORMAT, **about)
     latent = replace(FORMAT, mla=True, kv_heads=1, head_dim=128)
     assert namespace_of(latent, **about).shard_count == 1, "latents are the same in every shard"
     parts = [namespace_of(latent, **(about | {"shard": at, "shards": 4}), context_ranks=2) for at in range(4)]

@@ -11,6 +11,7 @@ from quire.client.client import AsyncClient
 from quire.client.images import ImageClient
 from quire.client.memory.buffers import Buffer
 from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace
 from quire.model.layout import KvLayout
 from quire.transport import Transport
 from quire.wire.tls import Tls
@@ -91,7 +92,7 @@ class Client(SyncCalls):
         Raises:
             InvalidRequest: A name that is empty or too long.
         """
-        return KvCache(self, self._client.cache(model, weights, layout, tenant_salt=tenant_salt))
+        return KvCache(self, Namespace(model, weights, layout, tenant_salt))
 
     def register(self, memory: Any) -> Buffer:
         """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""

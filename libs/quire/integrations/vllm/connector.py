@@ -312,7 +312,9 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             layers=blocks.num_layers,
             kv_heads=1 if is_state else spec.num_kv_heads,
             head_dim=1 if is_state else spec.head_size,
-            block_tokens=spec.block_size,
+            block_tokens=group.block_tokens,
+            kept_tokens=spec.block_size,
+            interleave=config.parallel_config.cp_kv_cache_interleave_size,  # which vLLM settles in its workers
             mla=isinstance(spec, MLAAttentionSpec),
             slab_bytes=blocks.slab_bytes,
             page_bytes=blocks.slab_bytes if is_state else spec.unpadded_page_size_bytes,

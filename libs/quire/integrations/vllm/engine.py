@@ -209,11 +209,10 @@ def _cached_commit(model: Any) -> str | None:
 
 def engine_of(config: Any) -> dict[str, Any]:
     """Return the facts, besides the workers' formats, that make blocks differ, or the same tokens hash differently."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    model, cache = config.model_config, config.cache_config
     described = model.hf_config.to_dict()
-    dcp = parallel.decode_context_parallel_size
     return {
-        **({"context": [dcp, parallel.cp_kv_cache_interleave_size]} if dcp > 1 else {}),
+        **_context(config.parallel_config, config.kv_transfer_config),
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
         "quantization": str(model.quantization),
         "model dtype": str(model.dtype),
@@ -225,6 +224,15 @@ def engine_of(config: Any) -> dict[str, Any]:
         "adapters": str(config.lora_config.lora_dtype) if config.lora_config is not None else "",
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
     }
+
+
+def _context(parallel: Any, transfer: Any) -> dict[str, Any]:
+    """Name all that vLLM goes by when it divides the tokens of a block among ranks."""
+    if parallel.decode_context_parallel_size == 1:
+        return {}
+    settled_for_nixl = transfer is not None and transfer.has_connector("NixlConnector")
+    interleave = parallel.cp_kv_cache_interleave_size, parallel.dcp_kv_cache_interleave_size
+    return {"context": [parallel.decode_context_parallel_size, *interleave, settled_for_nixl]}
 
 
 def _inputs(model: Any) -> dict[str, str]:

@@ -30,7 +30,8 @@ class BlockFormat:
     `group`: the kind of its attention and its layers' names: one hash of vLLM's names blocks of every group. `kernel`:
     attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's tensor within a
     block, in elements, so that layouts of the same size differ; `slab_bytes`: of one block of one layer, as the worker
-    has it, and `page_bytes`, as vLLM's description of the layer has it.
+    has it, and `page_bytes`, as vLLM's description of the layer has it. `block_tokens`: tokens that a block spans, of
+    which this rank keeps `kept_tokens`: with decode context parallelism `interleave` neighbours of every so many.
     `is_state`: it has no K and V, but the state of layers without attention.
     """
 
@@ -44,36 +45,44 @@ class BlockFormat:
     kv_heads: int
     head_dim: int
     block_tokens: int
+    kept_tokens: int
     mla: bool
     slab_bytes: int
     page_bytes: int
+    interleave: int = 1
     is_state: bool = False
 
     def layout(self) -> KvLayout:
-        """Return a chunk's layout: that of K and V, or of a latent; for states, and for elements with scales, bytes.
+        """Return a chunk's layout: that of K and V, or of a latent; for all others plain bytes, a row for each token.
 
         Raises `ConfigInvalid` for blocks of which the worker has only a part, and such as cannot be cut evenly.
         """
         if self.slab_bytes != self.page_bytes:
             raise ConfigInvalid(
-                f"a block of a layer has {self.slab_bytes} bytes, and vLLM keeps {self.page_bytes}: where the others "
-                "are is not known",
+                f"a block of a layer has {self.slab_bytes} bytes in the worker's tensor, and {self.page_bytes} by "
+                "vLLM's description: the tensor has only a part of it",
                 field="kv_cache_dtype",
             )
         layout = self._elements()
         if layout is None or layout.slice_bytes != self.slab_bytes:
-            layout = plain_layout(self.layers, self.slab_bytes)
+            layout = self._rows_of_tokens() or plain_layout(self.layers, self.slab_bytes)
         if layout is None:
             raise ConfigInvalid(f"a block of {self.slab_bytes} bytes cannot be cut evenly", field="kv_cache_dtype")
         return layout
 
     def _elements(self) -> KvLayout | None:
         dtype = _DTYPES.get(self.dtype)
-        if dtype is None or self.is_state:
+        if dtype is None or self.is_state or self.kept_tokens != self.block_tokens:
             return None
         attention = Attention.MLA if self.mla else Attention.KV_HEADS
         heads = 1 if self.mla else self.kv_heads
         return KvLayout(self.layers, self.block_tokens, heads, self.head_dim, dtype, attention)
+
+    def _rows_of_tokens(self) -> KvLayout | None:
+        if self.is_state or self.slab_bytes % self.block_tokens:
+            return None
+        width = self.slab_bytes // self.block_tokens
+        return KvLayout(self.layers, self.block_tokens, 1, width, Dtype.FP8_E4M3, Attention.MLA)
 
 
 def namespace_of(
@@ -101,6 +110,7 @@ def namespace_of(
         "cache_dtype": formats.cache_dtype,
         "shape": list(formats.shape),
         "strides": list(formats.strides),
+        **({"interleave": formats.interleave} if formats.kept_tokens != formats.block_tokens else {}),
         **engine,
     }
     form = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

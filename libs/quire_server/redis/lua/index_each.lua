@@ -10,6 +10,7 @@ for at = 0, buckets - 1 do
   for each = 1, own do arguments[common + each] = ARGV[2 + common + at * own + each] end
   local answer = quick and quick(page, arguments)
   if not answer then
+    if finish then finish() end  -- what follows may fail
     open(page)
     answer = change(arguments)
   end

@@ -18,4 +18,5 @@ finish = function()
   for tag, changes in pairs(more) do
     for name, each in pairs(changes) do add_to_listing('quire:l:' .. tag, name, each) end
   end
+  more = {}
 end
