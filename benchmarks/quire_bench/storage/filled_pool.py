@@ -84,6 +84,7 @@ def listed(cluster: LocalCluster) -> int:
 
 
 def until(true: Callable[[], bool], within_s: float) -> None:
+    """Ask twice a second. Raises `TimeoutError`."""
     deadline = time.monotonic() + within_s
     while not true():
         if time.monotonic() > deadline:

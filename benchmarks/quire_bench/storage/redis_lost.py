@@ -48,7 +48,7 @@ def run(chunks: int, changed: int, busy: int, folder: Path) -> Report:
             report.rows.append(Row(params, measured, quiet_s, measured["index whole again, s"] / quiet_s))
     report.notes += [
         "from the moment that Redis answers again; a client asks for what was stored since, and counts errors",
-        "chunks that were evicted since the backup are listed until their node has compared itself; a fetch misses them",
+        "chunks evicted since the backup are listed until their node has compared itself; a fetch misses them",
     ]
     return report
 
