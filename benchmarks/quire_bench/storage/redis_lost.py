@@ -1,4 +1,4 @@
-"""`quire bench redis-lost`: how long until the index is whole again, after Redis went back to a backup, or was emptied.
+"""`quire bench redis-lost`: time until the index is complete again after Redis went back to a backup, or was emptied.
 
 Once on this machine as it is, and once beside processes that only compute, as many as `--busy` says.
 """
