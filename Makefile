@@ -187,7 +187,7 @@ release: $(STAMP)    ## of a tag: wheels, chart, bill of materials, checksums in
 	$(BIN)/python tools/release.py "$(TAG)" dist
 	for role in $(IMAGES); do \
 	  git archive "$(TAG)" | $(BUILD) --target $$role -t quire-$$role:$(TAG:v%=%) --build-arg VERSION=$(TAG:v%=%) \
-	    --build-arg REVISION=$$(git rev-parse "$(TAG)") - || exit 1; done
+	    --build-arg REVISION=$$(git rev-parse "$(TAG)^{commit}") - || exit 1; done
 
 docs: $(STAMP)          ## the documentation as a site, in build/site
 	$(BIN)/zensical build --strict --config-file mkdocs.yml

@@ -177,6 +177,19 @@ def test_a_prefix_is_fetched_once_and_says_so(client: Client) -> None:
         pass
 
 
+def test_a_fetch_that_failed_has_no_layers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typed error: programs compute the prompt then."""
+    cache = _cache(client)
+    cache.put(_TOKENS, _numpy_layers())
+    prefix = cache.get(_TOKENS)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(client, "fetch", lambda *arguments: 1 // 0)
+        prefix.__enter__()
+    with pytest.raises(InvalidRequest, match="layers of 64 cached tokens"):
+        prefix.layer(0)
+    until(lambda: cache.evict(_TOKENS) == 4, "the lease is still held")
+
+
 def test_a_client_that_does_not_run_says_so(cluster: LocalCluster) -> None:
     """It waited for two minutes, and then named a deadline."""
     client = Client(cluster.gateway_address)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: `make test-engines` installs it")
-from quire.integrations.vllm import connector, engine, naming
+from quire.integrations.vllm import connector, naming
 from quire_tools.engines.models import make_model
 from quire_tools.engines.vllm import Engine
 from quire_tools.local import LocalCluster
@@ -101,8 +101,7 @@ def test_a_fault_put_back_tokens_divided_otherwise_are_other_blocks(
 ) -> None:
     """Engines that divide the tokens of a block otherwise share nothing; under one name they would get wrong tokens."""
     if not named:
-        facts, name = engine.engine_of, naming.namespace_of
-        monkeypatch.setattr(connector, "engine_of", lambda config: {**facts(config), "context": "any"})
+        name = naming.namespace_of
         monkeypatch.setattr(
             connector, "namespace_of", lambda formats, **names: name(replace(formats, interleave=1), **names)
         )
@@ -120,11 +119,11 @@ def test_an_interleaving_that_vllm_settles_in_its_workers_names_blocks(models: d
     expected = _alone(models["latents"], 2, 2, 4)
     for interleave, is_shared in ((1, False), (2, False), (4, True)):
         settings = {"dcp_kv_cache_interleave_size": interleave}
-        with _engine(models["latents"], gateway, 2, 2, 1, name=f"settled {is_shared}", **settings) as quire:
+        with _engine(models["latents"], gateway, 2, 2, 1, name=f"settled {interleave}", **settings) as quire:
             quire.tokens(PROMPT)
             until_stored(quire, PROMPT)
         with _engine(
-            models["latents"], gateway, 2, 2, 1, f"settled {is_shared}", dcp_kv_cache_interleave_size=4
+            models["latents"], gateway, 2, 2, 1, f"settled {interleave}", dcp_kv_cache_interleave_size=4
         ) as four:
             answer, cached = four.tokens(PROMPT)
             assert answer == expected[0] and (cached > 0) is is_shared

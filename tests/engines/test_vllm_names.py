@@ -101,6 +101,15 @@ def test_a_tier_is_named_by_contents(folder: Path, trust: bool) -> None:
     assert names[1] != names[2]
 
 
+def test_a_tier_refuses_context_parallelism(folder: Path) -> None:
+    """A tier is not told how the tokens of a block are divided: another engine's would be taken for its own."""
+    config = _Config(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    config.parallel_config = ParallelConfig(tensor_parallel_size=2, decode_context_parallel_size=2)
+    with pytest.raises(ConfigInvalid, match="decode_context_parallel_size"):
+        _name_contents(config)
+
+
 def test_a_tier_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="QuireOffloadingConnector"):
         TierSettings(gateway="g:1")

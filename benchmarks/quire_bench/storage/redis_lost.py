@@ -85,21 +85,21 @@ def _recovery(
     earlier: list[ChunkKeys],
     truth: int,
 ) -> dict[str, float]:
-    began_s, found_s, whole_s, errors, outdated = time.monotonic(), 0.0, 0.0, 0, 0
+    began_s, found_s, whole_s, errors, most_outdated = time.monotonic(), 0.0, 0.0, 0, 0
 
     def found(prefixes: list[ChunkKeys]) -> int:
         return sum(client.lookup(space, keys, lease_ttl_ms=0).matched_chunks for keys in prefixes)
 
     while not whole_s:
-        passed_s = time.monotonic() - began_s
-        if passed_s > _LIMIT_S:
-            raise TimeoutError(f"the index is not whole after {passed_s:.0f} s")
+        if time.monotonic() - began_s > _LIMIT_S:
+            raise TimeoutError(f"the index is not whole after {_LIMIT_S:.0f} s")
         try:
-            outdated = max(outdated, found(earlier))
+            outdated = found(earlier)
+            most_outdated = max(most_outdated, outdated)
             if not found_s and found(later) == len(later) * _PREFIX:
-                found_s = passed_s
-            if found_s and listed(cluster) == truth:
-                whole_s = passed_s
+                found_s = time.monotonic() - began_s
+            if found_s and not outdated and listed(cluster) == truth:
+                whole_s = time.monotonic() - began_s
         except (QuireError, redis.RedisError):
             errors += 1
         time.sleep(_PROBE_S)
@@ -107,8 +107,7 @@ def _recovery(
         "stored since is found, s": found_s,
         "index whole again, s": whole_s,
         "errors": float(errors),
-        "evicted, found at most": float(outdated),
-        "in the end": float(found(earlier)),
+        "evicted, found at most": float(most_outdated),
     }
 
 
@@ -173,8 +172,8 @@ class _Server:
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[_Server]:
     server = _Server(folder)
-    server.start(appends=True)
     try:
+        server.start(appends=True)
         yield server
     finally:
         server.stop()

@@ -5,7 +5,7 @@ from quire.client.blocking.cache import CachedPrefix, KvCache
 from quire.client.blocking.client import Client
 from quire.client.blocking.images import Images
 from quire.client.blocking.transfers import SyncDelivery, SyncRetrieval, SyncStoreSession
-from quire.client.cache import AsyncCachedPrefix, AsyncKvCache
+from quire.client.cache import AsyncCachedPrefix, AsyncKvCache, PrefixDelivery
 from quire.client.client import AsyncClient
 from quire.client.delivery import Delivery
 from quire.client.images import EncodedImage, Image, ImageClient
@@ -36,6 +36,7 @@ __all__ = [
     "KvCache",
     "Lookup",
     "MemberSpans",
+    "PrefixDelivery",
     "Prompt",
     "Rendering",
     "Retrieval",

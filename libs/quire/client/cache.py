@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,13 +39,13 @@ class AsyncKvCache:
         self._client = client
         self.namespace = namespace
 
-    async def put(
+    def put(
         self, tokens: Sequence[int], layers: Sequence[Any], *, durability: Durability | str = Durability.LOCAL
-    ) -> StoreSummary:
-        """Store the state of a prompt's whole chunks; those that are stored already are not sent again.
+    ) -> Coroutine[Any, Any, StoreSummary]:
+        """Store the state of a prompt's whole chunks; those that are stored already are not sent again. To be awaited.
 
         The arrays are copied in a thread, a layer at a time, while the layers before are on their way; those of a GPU
-        behind the work of the caller's current stream.
+        behind the work of the stream that is current when this is called.
 
         Args:
             tokens: The prompt, (T,).
@@ -57,9 +58,17 @@ class AsyncKvCache:
             InvalidRequest: Other shapes or element types; nothing is stored.
             QuireError: As `AsyncClient.store`.
         """
-        layout = self.namespace.layout
-        check_layers(layers, layout)
-        in_order = on_current_streams(layers)
+        check_layers(layers, self.namespace.layout)
+        return self._put(tokens, layers, durability, on_current_streams(layers))
+
+    async def _put(
+        self,
+        tokens: Sequence[int],
+        layers: Sequence[Any],
+        durability: Durability | str,
+        in_order: Callable[[], AbstractContextManager[object]],
+    ) -> StoreSummary:
+        layout, loop = self.namespace.layout, asyncio.get_running_loop()
         keys = await asyncio.to_thread(block_keys, self.namespace, tokens)
         if not len(keys):
             return StoreSummary(0, 0, 0, ())
@@ -67,18 +76,15 @@ class AsyncKvCache:
         try:
             rows = buffer.layers(layout.num_layers, len(keys), layout.slice_bytes)
 
-            async def pack(number: int) -> None:
-                def copy() -> None:
-                    with in_order():
-                        pack_layer(layers[number], rows[number], layout, number, len(tokens))
+            def copy(number: int) -> None:
+                with in_order():
+                    pack_layer(layers[number], rows[number], layout, number, len(tokens))
 
-                await to_its_end(asyncio.ensure_future(asyncio.to_thread(copy)))
-
-            await pack(0)  # what is wrong with all of them shows at once
+            await to_its_end(loop.run_in_executor(None, copy, 0))  # what is wrong with all of them shows at once
             async with await self._client.store(self.namespace, keys, 0, buffer, durability=durability) as store:
                 store.layer_ready(0)
                 for number in range(1, layout.num_layers):
-                    await pack(number)
+                    await to_its_end(loop.run_in_executor(None, copy, number))
                     store.layer_ready(number)
             return await store.commit()
         finally:
@@ -111,7 +117,7 @@ class AsyncKvCache:
 
 
 class PrefixDelivery:
-    """The delivery of a stored prefix: what both clients' prefixes have in common."""
+    """The delivery of a stored prefix: what `CachedPrefix` and `AsyncCachedPrefix` have in common."""
 
     def __init__(self, client: AsyncClient, namespace: Namespace, framework: str) -> None:
         self._asynchronous = client
@@ -126,7 +132,7 @@ class PrefixDelivery:
     def chunks(self) -> int:
         """How many chunks are delivered. Raises `InvalidRequest` before it is fetched."""
         if not self._entered:
-            raise InvalidRequest("not fetched yet: use `with cache.get(...)` (`async with`)", field="prefix")
+            raise InvalidRequest("not fetched yet: use `with cache.get(...)`, or `async with`", field="prefix")
         return self._found.take_chunks if self._found is not None else 0
 
     @property
@@ -147,7 +153,7 @@ class PrefixDelivery:
 
     def _check_layer(self, layer: int) -> None:
         """Check a layer's number. Raises `InvalidRequest`."""
-        if layer not in self._layers:
+        if layer not in self._layers or self._delivery is None:
             about = f"{self._namespace.layout.num_layers} layers of {self.tokens} cached tokens"
             raise InvalidRequest(f"{layer}; there are {about}", field="layer")
 
@@ -182,8 +188,8 @@ class PrefixDelivery:
 class AsyncCachedPrefix(PrefixDelivery):
     """The stored beginning of a prompt, on its way. Made by `AsyncKvCache.get`.
 
-    Within the `async with` block its views are of the memory that storage nodes write to. They stay readable after it;
-    layers that have not arrived by then never do.
+    `chunks` and `tokens` are those of `PrefixDelivery`. Within the `async with` block its views are of the memory that
+    storage nodes write to. They stay readable after it; layers that have not arrived by then never do.
     """
 
     def __init__(self, client: AsyncClient, namespace: Namespace, tokens: Sequence[int], framework: str) -> None:

@@ -279,6 +279,8 @@ def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
         namespace_of(replace(FORMAT, page_bytes=8320), **about)
     scaled = namespace_of(replace(FORMAT, dtype="uint8", slab_bytes=4352, page_bytes=4352), **about)
     assert (scaled.layout.slice_bytes, scaled.layout.chunk_tokens) == (4352, 32), "with scales beside the elements"
+    wide = namespace_of(replace(FORMAT, dtype="int8", slab_bytes=32 * 16896, page_bytes=32 * 16896), **about)
+    assert wide.layout.slice_bytes == 32 * 16896, "wider than a row of a layout may be"
     halves = [namespace_of(replace(FORMAT, block_tokens=64, interleave=size), **about) for size in (1, 2)]
     assert halves[0] != halves[1] and halves[0].layout.chunk_tokens == 64, "a rank keeps half of a block's tokens"
     assert namespace_of(replace(FORMAT, interleave=2), **about) == namespace_of(FORMAT, **about)

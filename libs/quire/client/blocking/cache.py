@@ -91,8 +91,8 @@ class KvCache:
 class CachedPrefix(PrefixDelivery):
     """The stored beginning of a prompt, on its way. Made by `KvCache.get`.
 
-    Within the `with` block its views are of the memory that storage nodes write to. They stay readable after it; layers
-    that have not arrived by then never do.
+    `chunks` and `tokens` are those of `PrefixDelivery`. Within the `with` block its views are of the memory that
+    storage nodes write to. They stay readable after it; layers that have not arrived by then never do.
     """
 
     def __init__(self, client: Client, namespace: Namespace, tokens: Sequence[int], framework: str) -> None:

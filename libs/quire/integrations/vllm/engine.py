@@ -183,8 +183,10 @@ def staged_bytes_max(settings: Settings, config: Any, groups: Sequence[Group]) -
 
 def content_names(config: Any, kv_cache_config: Any) -> ContentNames:
     """Make the names of adapters and images. With images in shared memory the scheduler does not have their data."""
+    ranks = config.parallel_config.decode_context_parallel_size
     tokens = sum(
-        kv_cache_config.num_blocks * group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups
+        kv_cache_config.num_blocks * resolve_dcp_kv_block_size(group.kv_cache_spec, ranks)
+        for group in kv_cache_config.kv_cache_groups
     )
     media = config.model_config.multimodal_config
     return ContentNames(
@@ -212,7 +214,6 @@ def engine_of(config: Any) -> dict[str, Any]:
     model, cache = config.model_config, config.cache_config
     described = model.hf_config.to_dict()
     return {
-        **_context(config.parallel_config, config.kv_transfer_config),
         "vllm": ".".join(vllm.__version__.split(".")[:2]),
         "quantization": str(model.quantization),
         "model dtype": str(model.dtype),
@@ -224,15 +225,6 @@ def engine_of(config: Any) -> dict[str, Any]:
         "adapters": str(config.lora_config.lora_dtype) if config.lora_config is not None else "",
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
     }
-
-
-def _context(parallel: Any, transfer: Any) -> dict[str, Any]:
-    """Name all that vLLM goes by when it divides the tokens of a block among ranks."""
-    if parallel.decode_context_parallel_size == 1:
-        return {}
-    settled_for_nixl = transfer is not None and transfer.has_connector("NixlConnector")
-    interleave = parallel.cp_kv_cache_interleave_size, parallel.dcp_kv_cache_interleave_size
-    return {"context": [parallel.decode_context_parallel_size, *interleave, settled_for_nixl]}
 
 
 def _inputs(model: Any) -> dict[str, str]:

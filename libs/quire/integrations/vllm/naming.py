@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.integrations.objects import plain_layout
-from quire.model.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid, LayoutInvalid
 from quire.model.hashing import Namespace
 from quire.model.layout import Attention, Dtype, KvLayout
 
@@ -70,6 +70,12 @@ class BlockFormat:
             raise ConfigInvalid(f"a block of {self.slab_bytes} bytes cannot be cut evenly", field="kv_cache_dtype")
         return layout
 
+    def division(self) -> dict[str, Any]:
+        """Name how the tokens of a block are divided among ranks; nothing where each rank keeps all of them."""
+        if self.kept_tokens == self.block_tokens:
+            return {}
+        return {"context": [self.block_tokens // self.kept_tokens, self.interleave]}
+
     def _elements(self) -> KvLayout | None:
         dtype = _DTYPES.get(self.dtype)
         if dtype is None or self.is_state or self.kept_tokens != self.block_tokens:
@@ -82,7 +88,10 @@ class BlockFormat:
         if self.is_state or self.slab_bytes % self.block_tokens:
             return None
         width = self.slab_bytes // self.block_tokens
-        return KvLayout(self.layers, self.block_tokens, 1, width, Dtype.FP8_E4M3, Attention.MLA)
+        try:
+            return KvLayout(self.layers, self.block_tokens, 1, width, Dtype.FP8_E4M3, Attention.MLA)
+        except LayoutInvalid:  # wider than a row of a layout may be
+            return None
 
 
 def namespace_of(
@@ -110,7 +119,7 @@ def namespace_of(
         "cache_dtype": formats.cache_dtype,
         "shape": list(formats.shape),
         "strides": list(formats.strides),
-        **({"interleave": formats.interleave} if formats.kept_tokens != formats.block_tokens else {}),
+        **formats.division(),
         **engine,
     }
     form = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

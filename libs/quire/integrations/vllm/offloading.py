@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from quire.integrations.vllm.contents import RequestAdapter, Unnamed
 from quire.integrations.vllm.engine import check_contents, content_names, engine_of, weights_of
+from quire.model.errors import ConfigInvalid
 from quire.telemetry import logger
 
 
@@ -64,9 +65,16 @@ class QuireOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 def _name_contents(config: Any) -> None:
     """Put the name into the settings of each `QuireTier`. A tier with `weights` has its model's named by these.
 
+    Raises `ConfigInvalid` for configurations that a tier cannot name.
+
     A tier receives identifiers of images only, which clients may use again. Without `trust_image_ids` names of chunks
     are therefore valid for one start of an engine, if the model sees images.
     """
+    if config.parallel_config.decode_context_parallel_size > 1:  # a tier is not told how tokens are divided
+        raise ConfigInvalid(
+            "more than 1 is not supported by a QuireTier; QuireConnector supports it",
+            field="decode_context_parallel_size",
+        )
     form = hashlib.sha256(json.dumps(engine_of(config), sort_keys=True).encode()).hexdigest()[:32]
     for tier in config.kv_transfer_config.kv_connector_extra_config.get("secondary_tiers", ()):
         if tier.get("type") == "QuireTier":
