@@ -1,9 +1,13 @@
-"""Seconds of processor time that a local cluster's services use, for what a benchmark does."""
+"""Processor time of a local cluster's services, and processes that compete for it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from quire_tools.local import LocalCluster
@@ -35,3 +39,16 @@ def seconds_of(pid: int) -> float:
     """Processor seconds that a process has used, its threads included (Linux's /proc)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+@contextlib.contextmanager
+def competitors(count: int) -> Iterator[None]:
+    """Run processes that only compute, at the priority of the cluster's."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()

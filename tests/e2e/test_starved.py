@@ -6,10 +6,7 @@ import asyncio
 import collections
 import contextlib
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ import pytest
 from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
+from quire_bench.processor import competitors
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
@@ -25,19 +23,6 @@ _STARVED_S = 60
 _OVERSUBSCRIBED = 20
 _WRONG = {"NODE_AWAY", "NO_STORAGE", "NO_SCHEDULER", "MEMBER_REFUSED", "ONE_COPY"}
 """Failed checks of a broken cluster."""
-
-
-@contextlib.contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Run processes that do nothing but compute, at the priority of the cluster's."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
 
 
 @pytest.mark.long
@@ -51,7 +36,7 @@ async def test_a_starved_machine_costs_no_member_and_no_read(tmp_path: Path) -> 
             namespace = fresh_namespace()
             keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
             await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
-            with _busy(_OVERSUBSCRIBED * (os.cpu_count() or 1)):
+            with competitors(_OVERSUBSCRIBED * (os.cpu_count() or 1)):
                 end_s = time.monotonic() + _STARVED_S
                 while time.monotonic() < end_s:
                     with contextlib.suppress(QuireError):

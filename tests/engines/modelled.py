@@ -1,4 +1,4 @@
-"""Workers and a model for vLLM's own engine core, scheduler and block tables: both are modelled.
+"""A fake model and fake workers for tests of vLLM's engine core, scheduler and block tables.
 
 For what no build of vLLM runs on this CPU: decode context parallelism, latents, quantized caches. What a layer keeps of
 a token is a digest of the tokens up to it, the layer, the head and the weights; the next token is a digest of all that

@@ -102,7 +102,7 @@ def test_a_tier_is_named_by_contents(folder: Path, trust: bool) -> None:
 
 
 def test_a_tier_refuses_context_parallelism(folder: Path) -> None:
-    """A tier is not told how the tokens of a block are divided: another engine's would be taken for its own."""
+    """vLLM does not report to a tier how ranks divide a block: blocks of two divisions would have one name."""
     config = _Config(folder)
     (folder / "pytorch_model.bin").write_bytes(b"weights")
     config.parallel_config = ParallelConfig(tensor_parallel_size=2, decode_context_parallel_size=2)

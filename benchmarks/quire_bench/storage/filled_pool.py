@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from isal import isal_zlib
 
 from quire.model.hashing import Namespace
@@ -59,14 +60,20 @@ def write_pool(folder: Path, chunks: int, space: Namespace) -> int:
                 for record, where in zip(chain, places, strict=True)
             ]
         )
-    block = pack_superblock(Superblock(NODE, geometry, 1, geometry.header_pages))
+    write_pool_file(folder, NODE, geometry, image)
+    return geometry.file_bytes
+
+
+def write_pool_file(folder: Path, node_id: str, geometry: DriveGeometry, headers: npt.NDArray[np.uint8]) -> None:
+    """Write a node's pool file with these headers, uint8, (bytes,); its data region is a hole."""
+    block = pack_superblock(Superblock(node_id, geometry, 1, geometry.header_pages))
     with (folder / "pool.quire").open("wb") as file:
         file.write(block + block)
         file.seek(HEADERS_OFFSET)
-        file.write(image.data)
+        file.write(headers.data)
         file.truncate(geometry.file_bytes)
         os.fsync(file.fileno())
-    return geometry.file_bytes
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def listed(cluster: LocalCluster) -> int:

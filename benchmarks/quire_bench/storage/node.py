@@ -180,14 +180,14 @@ def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[floa
 
 def _evict(cluster: LocalCluster, space: Namespace, chunks: int) -> None:
     """Set a quota slightly below what is stored."""
-    before = listed(cluster)
+    count = listed(cluster)
 
     async def bound() -> None:
         async with AdminClient(cluster.admin_address, cluster.secret) as operator:
             await operator.set_policy(space, quota_bytes=(chunks - _EVICTED) * SHAPE.slot_bytes)
 
     asyncio.run(bound())
-    until(lambda: listed(cluster) <= before - 0.9 * _EVICTED, 600)
+    until(lambda: listed(cluster) <= count - 0.9 * _EVICTED, 600)
 
 
 def command(

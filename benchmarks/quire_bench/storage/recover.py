@@ -22,11 +22,12 @@ import typer
 from rich.console import Console
 
 from quire.model.index import ChunkRecord
+from quire_bench.storage.filled_pool import write_pool_file
 from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Header, Placed
-from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
+from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry
 from quire_storage.core.pool.map import PoolMap
 from quire_storage.core.pool.slots import Shape, SlotAllocator
 from quire_storage.core.residency import Residency, ResidencySettings
@@ -81,14 +82,7 @@ def _write_headers(folder: Path, slots: int) -> int:
             record = ChunkRecord(key, parent, key, key if parent else b"")
             placed.append(Placed(Header(Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums)), where))
         pool_map.commit(placed)
-    block = pack_superblock(Superblock("bench", geometry, 1, geometry.header_pages))
-    with (folder / "pool.quire").open("wb") as file:
-        file.write(block + block)
-        file.seek(HEADERS_OFFSET)
-        file.write(image.data)
-        file.truncate(geometry.file_bytes)
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    write_pool_file(folder, "bench", geometry, image)
     return int(image.nbytes)
 
 

@@ -1,6 +1,6 @@
-"""`quire bench redis-lost`: time until the index is complete again after Redis went back to a backup, or was emptied.
+"""`quire bench redis-lost`: time until the index is complete after Redis was restored from a backup, or emptied.
 
-Once on this machine as it is, and once beside processes that only compute, as many as `--busy` says.
+Once with nothing else running, and once with `--busy` processes that only compute.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from quire.client import Client
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
+from quire_bench.processor import competitors
 from quire_bench.storage.filled_pool import LAYOUT, SETTINGS, listed, until, write_pool
 from quire_tools.cli.options import Json, Plot
 from quire_tools.local import LocalCluster
@@ -40,11 +40,11 @@ def run(chunks: int, changed: int, busy: int, folder: Path) -> Report:
     report = Report("redis-lost", {"name": "the same with nothing else running", "unit": "s"}, tall=True)
     for event in ("restored from a backup", "emptied"):
         quiet_s = 0.0
-        for competitors in dict.fromkeys((0, busy)):
-            with Console().status(f"{event}, {competitors} other processes"):
-                measured = _lose(event, chunks, changed, competitors, folder)
+        for rivals in dict.fromkeys((0, busy)):
+            with Console().status(f"{event}, {rivals} other processes"):
+                measured = _lose(event, chunks, changed, rivals, folder)
             quiet_s = quiet_s or measured["index whole again, s"]
-            params = {"Redis": event, "chunks": chunks, "changed since": changed, "other processes": competitors}
+            params = {"Redis": event, "chunks": chunks, "changed since": changed, "other processes": rivals}
             report.rows.append(Row(params, measured, quiet_s, measured["index whole again, s"] / quiet_s))
     report.notes += [
         "from the moment that Redis answers again; a client asks for what was stored since, and counts errors",
@@ -72,7 +72,7 @@ def _lose(event: str, chunks: int, changed: int, busy: int, folder: Path) -> dic
             client.evict(space, keys)
         later = [_store(client, space, number + len(earlier)) for number in range(changed // _PREFIX)]
         truth = listed(cluster)
-        stack.enter_context(_computing(busy))
+        stack.enter_context(competitors(busy))
         server.lose(event == "restored from a backup")
         return _recovery(cluster, client, space, later, earlier, truth)
 
@@ -177,18 +177,6 @@ def _server(folder: Path) -> Iterator[_Server]:
         yield server
     finally:
         server.stop()
-
-
-@contextlib.contextmanager
-def _computing(count: int) -> Iterator[None]:
-    """Run processes that only compute, at the priority of the cluster's."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def command(
