@@ -70,9 +70,8 @@ def _name_contents(config: Any) -> None:
     A tier receives identifiers of images only, which clients may use again. Without `trust_image_ids` names of chunks
     are therefore valid for one start of an engine, if the model sees images.
     """
-    if (
-        config.parallel_config.decode_context_parallel_size > 1
-    ):  # vLLM does not report to a tier how ranks divide a block
+    # vLLM does not report to a tier how ranks divide a block.
+    if config.parallel_config.decode_context_parallel_size > 1:
         raise ConfigInvalid(
             "more than 1 is not supported by a QuireTier; QuireConnector supports it",
             field="decode_context_parallel_size",
