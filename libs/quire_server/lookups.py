@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import UNCHAINED_MAX, ChunkRecord, Match, Pin, records
+from quire.model.index import UNCHAINED_MAX, Match, Pin
 from quire.model.keys import BUCKET_CHUNKS, KEYS_MAX, ChunkKeys, KeySample
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
@@ -53,7 +53,7 @@ class LookupIndex(Protocol):
     """Port of look-ups to the index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys | KeySample, pin: Pin | None = None) -> Match: ...
-    async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]: ...
+    async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]: ...
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
 
 
@@ -259,12 +259,12 @@ class Lookups:
         holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
             for first in range(0, len(keys), _EACH_AT_ONCE):
-                part = records(keys, first, min(_EACH_AT_ONCE, len(keys) - first), unchained=True)
+                part = keys.run(first, min(_EACH_AT_ONCE, len(keys) - first))
                 if len(keys) <= _EACH_AT_ONCE:
-                    holders = await self._index.holders(part)
+                    holders = await self._index.root_holders(part)
                 else:
                     async with self._turns.turn(question.namespace.tenant):
-                        holders += await self._index.holders(part)
+                        holders += await self._index.root_holders(part)
         present, ranges = readable_each(holders, live, keys, reader)
         if len(present) < sum(map(bool, holders)):  # a holder is dead, or has joined since the view was taken
             await self._view.refresh()

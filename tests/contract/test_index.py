@@ -268,6 +268,9 @@ async def test_holders_are_asked_for_in_parts(redis_client: redis.Redis, monkeyp
     index, chunks = PrefixIndex(redis_client), records(chain(5), 0, 5)
     await index.register("a", chunks, 0)
     assert await index.holders(chunks) == [("a",)] * 5
+    roots = chain(5, branch=1)
+    await index.register("a", records(roots, 0, 3, unchained=True), 0)
+    assert await index.root_holders(roots) == [("a",)] * 3 + [()] * 2
 
 
 async def test_a_cluster_is_read_one_master_after_the_other(

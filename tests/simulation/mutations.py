@@ -168,7 +168,7 @@ MUTATIONS: dict[str, Mutation] = {
     "objects-of-before": Mutation(
         0,
         "an object that was written for an entry that has ended counts for the next one",
-        (edit(Copies, "set_generation", "if entry.generation != generation:", "if False:"),),
+        (edit(Copies, "set_generations", "if entry.generation != generation:", "if False:"),),
         explored="an object beside an eviction",
         found_by="acknowledged in the object tier",
     ),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+import numpy as np
 
 from quire.model.errors import InvalidRequest
 from quire.model.keys import ChunkKeys
@@ -129,6 +132,12 @@ def listing_number(print_: bytes, generation: int) -> int:
     With the generation, so that an index that went back to an earlier entry of the key differs from what nodes know.
     """
     return int.from_bytes(print_[:6], "big") + (generation >> 16)
+
+
+def listing_total(prints: bytes, generations: Sequence[int]) -> int:
+    """Return the sum of several `listing_number`s, modulo `DIGEST_MODULUS`. `prints`: their fingerprints, packed."""
+    numbers = np.frombuffer(prints, dtype=">u8") >> np.uint64(16)
+    return (int(numbers.sum(dtype=np.uint64)) + sum(generation >> 16 for generation in generations)) % DIGEST_MODULUS
 
 
 class ObjectMark(Enum):

@@ -23,6 +23,7 @@ from quire.model.index import (
     Pin,
     PlacedRun,
     listing_number,
+    records,
 )
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 
@@ -130,6 +131,9 @@ class MemoryIndex:
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         return [nodes for _, nodes in await self.entries(chunks)]
+
+    async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]:
+        return await self.holders(records(keys, 0, len(keys), unchained=True))
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         entries = (self.state.entries.get(chunk.key) for chunk in chunks)

@@ -6,7 +6,7 @@ import hashlib
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Final
 
 from quire.model.index import OBJECT_TIER, Match
@@ -124,15 +124,22 @@ def readable_each(
     present: list[int] = []
     ranges: list[ChunkRange] = []
     choice = _Choice(live, reader)
-    for at, names in enumerate(holders):
-        node_id = ""
-        if choice.holders(tuple(names)):
-            node_id = choice.of(tuple(names), ranges)
+    first = 0
+    for names, group in groupby(map(tuple, holders)):
+        run = range(first, first := first + sum(1 for _ in group))
+        nodes = choice.holders(names)
+        if len(nodes) == 1:
+            extend(ranges, ChunkRange(nodes[0].node_id, len(present), len(run)))
+        elif nodes:
+            for at in range(len(present), len(present) + len(run)):
+                extend(ranges, ChunkRange(choice.of(names, ranges), at, 1))
         elif OBJECT_TIER in names and live:
-            node_id = claims_by_capacity(staying(live.values())).strongest([keys.at(at)])[0]
-        if node_id:
-            extend(ranges, ChunkRange(node_id, len(present), 1))
-            present.append(at)
+            claimed = claims_by_capacity(staying(live.values())).strongest([keys.at(at) for at in run])
+            for at, node_id in enumerate(claimed, start=len(present)):
+                extend(ranges, ChunkRange(node_id, at, 1))
+        else:
+            continue
+        present += run
     return present, ranges
 
 

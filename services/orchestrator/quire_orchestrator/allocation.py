@@ -9,10 +9,10 @@ from itertools import chain
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import Match, PlacedRun, records
+from quire.model.index import UNCHAINED_MAX, Match, PlacedRun
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, NodeAddress, staying
-from quire.model.ranges import ChunkRange, clip
+from quire.model.ranges import ChunkRange, clip, ranges_of
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.core.eviction import in_object
@@ -93,7 +93,9 @@ class Allocation:
         """The new ones in ranges, as if they were a prefix."""
         if first or on_existing is OnExisting.VERIFY:
             raise InvalidRequest("unchained chunks are stored whole, and not compared", field="first_chunk")
-        holders = await self._index.holders(records(keys, 0, len(keys), unchained=True))
+        if len(keys) > UNCHAINED_MAX:
+            raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
+        holders = await self._index.root_holders(keys)
         present, readable = readable_each(holders, live, keys, reader)
         present_set = set(present)
         if durability is not Durability.MEMORY:
@@ -108,11 +110,7 @@ class Allocation:
         together = self._placement.place(keys.pick(new), 0, nodes, reader.chunk_bytes, now_s)
         placed: list[ChunkRange] = []
         for piece in together:
-            for at in new[piece.first : piece.stop]:
-                if placed and (placed[-1].node_id, placed[-1].stop) == (piece.node_id, at):
-                    placed[-1] = replace(placed[-1], count=placed[-1].count + 1)
-                else:
-                    placed.append(ChunkRange(piece.node_id, at, 1))
+            placed += ranges_of(piece.node_id, new[piece.first : piece.stop])
         return placed, addresses_of(placed, live), len(present_set)
 
     async def _raised(

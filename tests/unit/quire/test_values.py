@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -19,10 +20,12 @@ from quire.model.errors import (
     LeaseForged,
     TargetInvalid,
 )
+from quire.model.fingerprints import PRINT_BYTES
+from quire.model.index import DIGEST_MODULUS, listing_number, listing_total
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.policy import TenantPolicy
-from quire.model.ranges import ChunkRange
+from quire.model.ranges import ChunkRange, ranges_of
 from quire.telemetry.trace import binary_context, from_binary
 from quire.transport.messages import (
     LayerProduced,
@@ -202,3 +205,23 @@ def test_a_request_names_each_key_once(numbers: list[int]) -> None:
 def test_keys_that_begin_alike_are_distinct() -> None:
     """Eight equal bytes at the start are no repetition."""
     assert len(ChunkKeys(bytes(32) + bytes(31) + b"\1").distinct()) == 2
+
+
+@given(st.sets(st.integers(0, 30)))
+def test_positions_are_ranges(positions: set[int]) -> None:
+    ranges = ranges_of("a", sorted(positions))
+    assert [at for run in ranges for at in range(run.first, run.stop)] == sorted(positions)
+    assert all(before.stop < after.first for before, after in itertools.pairwise(ranges)), "none can be longer"
+    assert {run.node_id for run in ranges} <= {"a"}
+
+
+@given(st.lists(st.tuples(st.binary(min_size=PRINT_BYTES, max_size=PRINT_BYTES), st.integers(0, (1 << 64) - 1))))
+def test_the_total_of_a_listing_is_that_of_its_numbers(listed: list[tuple[bytes, int]]) -> None:
+    packed, generations = b"".join(each for each, _ in listed), [generation for _, generation in listed]
+    assert listing_total(packed, generations) == sum(listing_number(*each) for each in listed) % DIGEST_MODULUS
+
+
+def test_the_total_of_the_largest_listing() -> None:
+    """65,537 numbers of 48 bits are more than 64 bits hold."""
+    count, number = (1 << 16) + 1, (1 << 48) - 1
+    assert listing_total(b"\xff" * PRINT_BYTES * count, [0] * count) == count * number % DIGEST_MODULUS

@@ -122,6 +122,26 @@ def test_a_chunk_that_comes_back_soon_counts_as_used_often(uses: int) -> None:
         tier.set_aside(_key(9))
 
 
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 11), unique=True, max_size=8)), max_size=30))
+def test_chunks_that_enter_together_enter_as_one_after_the_other(steps: list[tuple[bool, list[int]]]) -> None:
+    """Also such as are in already, and such as come back soon after their eviction."""
+    together, one_by_one = LeafArc(5), LeafArc(5)
+    for enters, numbers in steps:
+        chunks = [(_key(number), _key(number - 1) if number % 4 else b"", 1 + number % 2) for number in numbers]
+        if enters:
+            together.enter(chunks)
+            for chunk in chunks:
+                if chunk[0] not in one_by_one:
+                    one_by_one.insert(*chunk)
+        for tier in () if enters else (together, one_by_one):
+            tier.touch_each([key for key, _, _ in chunks])
+            while tier.used_bytes > 5 and tier.evict(lambda _: False) is not None:
+                pass
+        assert list(together) == list(one_by_one) and together.aside == one_by_one.aside
+        assert together._bytes == one_by_one._bytes and together._gone_bytes == one_by_one._gone_bytes
+        assert together._target_bytes == one_by_one._target_bytes
+
+
 def test_what_is_kept_is_not_evicted() -> None:
     for tier in (LeafArc(4), LeafLru(4), S3Fifo(4)):
         for number in range(4):

@@ -92,7 +92,7 @@ class IndexHistoriesContract:
         holders: dict[bytes, set[str]] = {}
         hidden: set[tuple[str, bytes]] = set()
         to_drop: set[tuple[str, bytes]] = set()
-        for _ in range(80):
+        for step in range(80):
             chosen = keys.pick(sorted(rng.sample(range(len(keys)), rng.randint(1, 6))))
             chunks = records(chosen, 0, len(chosen), unchained=True)
             names, node, action = [chunk.key for chunk in chunks], rng.choice("abc"), rng.random()
@@ -115,13 +115,13 @@ class IndexHistoriesContract:
                 going = {copy for copy in hidden if copy[1] in names}
                 hidden -= going
                 to_drop |= going | {(name, key) for key in names for name in holders.pop(key, ())}
+                assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             holders = {key: names for key, names in holders.items() if names}
-            assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             every = records(keys, 0, len(keys), unchained=True)
-            assert [set(names) for names in await index.holders(every)] == [
-                holders.get(chunk.key, set()) for chunk in every
-            ]
-            for name in "abc":
+            listed = await index.root_holders(keys)
+            assert [set(names) for names in listed] == [holders.get(key, set()) for key in keys]
+            assert listed == await index.holders(every)
+            for name in "abc" if step % 4 == 3 else "":  # on a Redis Cluster it takes hundreds of calls
                 assert await listing_of(index, name) == await sum_of(
                     index, name, [key for key, names in holders.items() if name in names]
                 )

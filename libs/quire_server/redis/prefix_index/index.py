@@ -192,25 +192,34 @@ class PrefixIndex(BucketScripts):
         """The nodes that hold each of `chunks`."""
         return [nodes for _, nodes in await self.entries(chunks)]
 
+    async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]:
+        """The nodes that hold each of these chunks, which have no parents: each has a bucket of its own."""
+        prints, packed = fingerprints(keys.packed), list[bytes]()
+        for at in range(0, len(prints), _HELD_AT_ONCE * PRINT_BYTES):
+            part = prints[at : at + _HELD_AT_ONCE * PRINT_BYTES]
+            packed += await self._entries_of(part, part)
+        return [nodes_of(entry[8:]) for entry in packed]
+
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         """Return for each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
         packed: list[bytes] = []
-        if not self._cluster:
-            for at in range(0, len(chunks), _HELD_AT_ONCE):
-                part = chunks[at : at + _HELD_AT_ONCE]
-                openers = fingerprints(b"".join(chunk.bucket for chunk in part))
-                starts = range(0, len(openers), PRINT_BYTES)
-                names = [bucket_key(openers[start : start + PRINT_BYTES]) for start in starts]
-                packed += await self._run("holders", names, [fingerprints(packed_keys(part))])
-        else:
-            groups = by_bucket(chunks)
-            calls = [
-                ([bucket_key(part.name)] * len(group), [part.prints])
-                for part, group in zip(bucketfuls(groups), groups, strict=True)
-            ]
-            for part_found in await self._all("holders", calls):
-                packed += part_found
+        for at in range(0, len(chunks), _HELD_AT_ONCE):
+            part = chunks[at : at + _HELD_AT_ONCE]
+            buckets = fingerprints(b"".join(chunk.bucket for chunk in part))
+            packed += await self._entries_of(buckets, fingerprints(packed_keys(part)))
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
+
+    async def _entries_of(self, buckets: bytes, prints: bytes) -> list[bytes]:
+        """Return packed entries. `buckets` and `prints`: fingerprints of each chunk's bucket, and of the chunk."""
+        starts = range(0, len(prints), PRINT_BYTES)
+        names = [bucket_key(buckets[at : at + PRINT_BYTES]) for at in starts]
+        if not self._cluster:
+            return cast(list[bytes], await self._run("holders", names, [prints]))
+        calls = list[tuple[list[bytes], list[Any]]]()
+        for name, places in groupby(starts, key=lambda at: names[at // PRINT_BYTES]):
+            part = list(places)
+            calls.append(([name] * len(part), [prints[part[0] : part[-1] + PRINT_BYTES]]))
+        return [entry for found in await self._all("holders", calls) for entry in found]
 
     async def epoch(self) -> str:
         """Random name of this index, given at the first call: an index that was lost has another.

@@ -78,6 +78,7 @@ class GrpcStorageNodes:
         self._channels = channels
         self._clock = clock
         self._permits = PermitSigner(*config.secrets)
+        self._stubs: dict[str, StorageServiceStub] = {}
 
     async def deliver(
         self, address: str, order: DeliverOrder, lent_ms: int
@@ -122,7 +123,9 @@ class GrpcStorageNodes:
         permit(self._permits, request, tenant, self._clock.now_ms() + min(lent_ms or most_ms, most_ms))
 
     def _stub(self, address: str) -> StorageServiceStub:
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))
+        stub: StorageServiceStub | None = self._stubs.get(address)
+        if stub is None:
+            stub = self._stubs[address] = StorageServiceStub(self._channels.get(address))
         return stub
 
 

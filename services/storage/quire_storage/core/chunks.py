@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.model.durability import Durability
 from quire.model.index import ChunkRecord
-from quire_storage.core.pool.slots import Shape, shape_of
+from quire_storage.core.pool.slots import Shape, shape_of, slot_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class Chunk:
     @property
     def bytes(self) -> int:
         return self.num_layers * self.slice_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that it takes up."""
+        return slot_bytes_of(self.num_layers, self.slice_bytes)
 
     def same_content(self, chunk: Chunk) -> bool:
         """Equal by shape and checksums."""

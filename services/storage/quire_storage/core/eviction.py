@@ -11,7 +11,7 @@ whole prefixes, and the cluster's index prefix-closed. An unused prefix unwinds 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -91,37 +91,59 @@ class LeafArc:
         return row >= len(self._children) or not self._children[row]
 
     def insert(self, key: bytes, parent: bytes, size: int) -> None:
-        row, lists = self._rows.use(key), self._lists
+        assert key not in self, "a chunk enters a tier once"
+        self.enter([(key, parent, size)])
+
+    def enter(self, chunks: Sequence[tuple[bytes, bytes, int]]) -> None:
+        """Enter chunks, (key, parent, size), one after the other; those that are in stay where they are."""
+        rows, lists = self._rows.use_each(key for key, _, _ in chunks), self._lists
+        self._reach(max(rows, default=NO_ROW))
+        parents, sizes, marks = self._parents, self._sizes, self._often
+        orders: tuple[list[int], list[int]] = ([], [])
+        for row, (_, parent, size) in zip(rows, chunks, strict=True):
+            was_in = lists.list_of(row)
+            if was_in and was_in not in self._gone:
+                self._rows.end_use(row)
+                continue
+            if was_in:
+                self._came_back(row, size)
+            often = was_in != 0
+            parents[row] = self._extended(parent) if parent else NO_ROW
+            sizes[row], marks[row] = size, often
+            self._bytes[often] += size
+            orders[often].append(row)
+        for order, entering in zip(self._orders, orders, strict=True):
+            lists.move_last(order, entering)
+
+    def _reach(self, row: int) -> None:
+        """Let columns have a value for a row."""
         if row >= len(self._often):
             reach(row, self._parents, self._children, self._sizes, self._often)
-        was_in = lists.take(row)
-        assert was_in in (0, *self._gone), "a chunk enters a tier once"
-        often = was_in != 0  # it is back soon after its eviction
-        if was_in:
-            which = self._gone.index(was_in)
-            length, other_length = lists.count(was_in) + 1, lists.count(self._gone[1 - which])
-            step = size * max(1.0, other_length / length)
-            target = self._target_bytes + (step if which == 0 else -step)
-            self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
-            self._gone_bytes[which] -= self._sizes[row]
-            self._rows.end_use(row)
-        if parent:
-            above = self._parents[row] = self._rows.use(parent)
-            if above >= len(self._children):
-                reach(above, self._parents, self._children, self._sizes, self._often)
-            self._children[above] += 1
-        else:
-            self._parents[row] = NO_ROW
-        self._sizes[row], self._often[row] = size, often
-        lists.put_last(self._orders[often], row)
-        self._bytes[often] += size
+
+    def _extended(self, parent: bytes) -> int:
+        """Return the row of a chunk that one more chunk extends."""
+        row = self._rows.use(parent)
+        self._reach(row)
+        self._children[row] += 1
+        return row
+
+    def _came_back(self, row: int, size: int) -> None:
+        """Adapt to a chunk that is back soon after its eviction."""
+        which = self._gone.index(self._lists.take(row))
+        length, other_length = self._lists.count(self._gone[which]) + 1, self._lists.count(self._gone[1 - which])
+        step = size * max(1.0, other_length / length)
+        target = self._target_bytes + (step if which == 0 else -step)
+        self._target_bytes = min(float(self._capacity_bytes), max(0.0, target))
+        self._gone_bytes[which] -= self._sizes[row]
+        self._rows.end_use(row)
 
     def touch(self, key: bytes) -> None:
         self.touch_each([key])
 
     def touch_each(self, keys: Iterable[bytes]) -> None:
         """Touch chunks, one after the other; those that are not in are ignored."""
-        rows = [row for row in map(self._row, keys) if row]
+        list_of, gone = self._lists.list_of, self._gone
+        rows = [row for row in self._rows.find_each(keys) if (number := list_of(row)) and number not in gone]
         for row in rows:
             if not self._often[row]:
                 self._bytes[0] -= self._sizes[row]
@@ -130,7 +152,8 @@ class LeafArc:
         self._lists.move_last(self._orders[1], rows)
 
     def release(self, key: bytes) -> None:
-        self._release(self._rows.find(key))
+        if self._lists.count(self._aside):
+            self._release(self._rows.find(key))
 
     @property
     def aside(self) -> list[bytes]:

@@ -7,7 +7,7 @@ to millions of entries is ever rebuilt at once: keys are spread over small dicti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 _BLOCK_SHIFT: Final = 12
@@ -33,15 +33,27 @@ class KeyRows:
 
     def use(self, key: bytes) -> int:
         """Return the row of a key, which it keeps until every use has ended (`end_use`)."""
-        number = _shard_of(key)
-        shard = self._shards.get(number)
-        if shard is None:
-            shard = self._shards[number] = {}
-        row = shard.get(key)
-        if row is None:
-            row = shard[key] = self._new_row(key)
-        self._uses[row] += 1
-        return row
+        return self.use_each([key])[0]
+
+    def find_each(self, keys: Iterable[bytes]) -> list[int]:
+        """Return what `find` returns, for several keys."""
+        shards, none = self._shards, dict[bytes, int]()
+        return [shards.get(key[-1] << 2 | key[-2] & 3, none).get(key, NO_ROW) for key in keys]
+
+    def use_each(self, keys: Iterable[bytes]) -> list[int]:
+        """Return what `use` returns, for several keys, one after the other."""
+        shards, uses, rows = self._shards, self._uses, list[int]()
+        for key in keys:
+            number = key[-1] << 2 | key[-2] & 3
+            shard = shards.get(number)
+            if shard is None:
+                shard = shards[number] = {}
+            row = shard.get(key)
+            if row is None:
+                row = shard[key] = self._new_row(key)
+            uses[row] += 1
+            rows.append(row)
+        return rows
 
     def end_use(self, row: int) -> None:
         """Let another key have the row, once nothing uses it."""
@@ -177,8 +189,10 @@ class RowLists:
         else:
             self._last[number] = row
 
-    def move_last(self, number: int, rows: Iterable[int]) -> None:
+    def move_last(self, number: int, rows: Sequence[int]) -> None:
         """Put rows behind all of a list, one after the other, from wherever they are."""
+        if (top := max(rows, default=NO_ROW)) >= len(self._list):
+            reach(top, self._list, self._previous, self._next)
         lists, previous, following, last = self._list, self._previous, self._next, self._last[number]
         for row in rows:
             if row == last:

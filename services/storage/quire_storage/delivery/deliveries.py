@@ -19,7 +19,7 @@ from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
-from quire.model.ranges import ChunkRange
+from quire.model.ranges import ChunkRange, ranges_of
 from quire.model.transfers import DeliverOrder
 from quire.telemetry import meter, names, tracer
 from quire.transport import Stalled
@@ -293,10 +293,4 @@ def _without(call: DeliverOrder, absent: frozenset[bytes]) -> tuple[ChunkRange, 
     """Return the remaining ranges of a call."""
     node, keys = call.ranges[0].node_id, call.descriptor.keys
     remaining = [at for run in call.ranges for at in range(run.first, run.stop) if keys.at(at) not in absent]
-    runs: list[ChunkRange] = []
-    for at in remaining:
-        if runs and runs[-1].stop == at:
-            runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
-        else:
-            runs.append(ChunkRange(node, at, 1))
-    return tuple(runs)
+    return tuple(ranges_of(node, remaining))

@@ -25,21 +25,25 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
     if len(set(keys)) < len(keys):
         raise KeysInvalid("a key appears twice", field="chunk_keys")
     stored = {key: entry for key in keys if (entry := copies.find(key)) is not None}
+    if event.on_existing is OnExisting.VERIFY:
+        _verify(copies, event, stored)
+    fresh = [at for at, key in enumerate(keys) if key not in stored] if stored else range(len(keys))
+    stride = copies.ledger.slots.layer_stride(event.chunks[0].shape)
+    entries = dict(stored)
+    for at in fresh:
+        entry = entries[keys[at]] = copies.add(event.chunks[at], event.level, Phase.ARRIVING)
+        entry.recorded = event.within.get(entry.key, event.generation) if event.within else event.generation
+        entry.memory = MemoryPlace(event.offsets[at], stride)
+        copies.note_arrival(entry)
+    memory.give(event.transfer, [entries[keys[at]] for at in fresh])
+    return [entries[key] for key in keys]
+
+
+def _verify(copies: Copies, event: ev.StoreOffered, stored: dict[bytes, Entry]) -> None:
+    """Compare with what is here or elsewhere. Raises `ContentConflict`."""
     present = {chunk.key: chunk for chunk in event.elsewhere} | {key: entry.chunk for key, entry in stored.items()}
     conflicts = [chunk for chunk in event.chunks if chunk.key in present and not present[chunk.key].same_content(chunk)]
-    if conflicts and event.on_existing is OnExisting.VERIFY:
+    if conflicts:
         for entry in stored.values():
             copies.rest(entry)
         raise ContentConflict(f"key {conflicts[0].key.hex()} holds other bytes; they were kept", field="chunk_keys")
-    stride = copies.ledger.slots.layer_stride(event.chunks[0].shape)
-    entries = []
-    for chunk, offset in zip(event.chunks, event.offsets, strict=True):
-        entry = stored.get(chunk.key)
-        if entry is None:
-            entry = copies.add(chunk, event.level, Phase.ARRIVING)
-            entry.recorded = event.within.get(chunk.key, event.generation)
-            copies.note_arrival(entry)
-            memory.give(offset, event.transfer, entry)
-            entry.memory = MemoryPlace(offset, stride)
-        entries.append(entry)
-    return entries

@@ -6,11 +6,11 @@ Other parts change entries through it, so that orders, counts and the map of the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.model.durability import Durability
-from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, listing_number
+from quire.model.fingerprints import fingerprints
+from quire.model.index import DIGEST_MODULUS, listing_total
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.namespaces import NamespaceBook
@@ -88,7 +88,7 @@ class Copies:
 
     def add(self, chunk: Chunk, level: Durability, phase: Phase) -> Entry:
         """Add a copy that lies nowhere yet."""
-        entry = Entry(self.number(), chunk, level, phase)
+        entry = Entry(self.number(), chunk.record.key, chunk, level, phase)
         self.by_number[entry.number] = entry
         if phase is Phase.LEAVING:
             self.leaving[entry.key] += 1
@@ -147,17 +147,14 @@ class Copies:
 
     def enter_orders(self, entries: Sequence[Entry]) -> None:
         """Make copies subject to eviction. The deepest first, so that it is the oldest."""
-        for entry in reversed(entries):
-            size, parent = entry.chunk.shape.slot_bytes, entry.chunk.record.parent
-            if entry.memory is not None and entry.key not in self.in_memory:
-                self.in_memory.insert(entry.key, parent, size)
-            if entry.disk is not None and entry.key not in self.on_disk:
-                self.on_disk.insert(entry.key, parent, size)
+        deepest_first = entries[::-1]
+        self.in_memory.enter([_ordered(entry) for entry in deepest_first if entry.memory is not None])
+        self.on_disk.enter([_ordered(entry) for entry in deepest_first if entry.disk is not None])
         self.namespaces.entered([entry.chunk for entry in entries])
         for entry in entries:
             if entry.level is Durability.REPLICATED:
                 self.replicated[entry.key] = None
-            if self.pool is not None and entry.disk is None and entry.memory is not None:
+            if entry.disk is None and self.pool is not None and entry.memory is not None:
                 self.dirty[entry.key] = None
 
     def leave_orders(self, entry: Entry) -> None:
@@ -189,19 +186,32 @@ class Copies:
 
     def set_generation(self, entry: Entry, generation: int) -> None:
         """Record the index entry that lists this node for a copy; 0 for none."""
-        if entry.generation != generation:
-            entry.in_object = False  # what is known of it is another entry's
-            self.count_listed(entry.key, entry.generation, -1)
-            self.count_listed(entry.key, generation, 1)
-        entry.generation = generation
-        entry.recorded = generation or entry.recorded
+        self.set_generations([(entry, generation)])
 
-    def count_listed(self, key: bytes, generation: int, sign: int) -> None:
-        """Count an index entry, or no longer; 0 for none."""
-        if generation:
-            self.listed_count += sign
-            number = listing_number(fingerprint(key), generation)
-            self.listed_digest = (self.listed_digest + sign * number) % DIGEST_MODULUS
+    def set_generations(self, listings: Iterable[tuple[Entry, int]]) -> None:
+        """Record the index entries that list this node for copies; 0 for none."""
+        ended, begun = list[tuple[bytes, int]](), list[tuple[bytes, int]]()
+        for entry, generation in listings:
+            if entry.generation != generation:
+                entry.in_object = False  # what is known of it is another entry's
+                ended.append((entry.key, entry.generation))
+                begun.append((entry.key, generation))
+            entry.generation = generation
+            entry.recorded = generation or entry.recorded
+        self.count_listed(ended, -1)
+        self.count_listed(begun, 1)
+
+    def count_listed(self, listings: Iterable[tuple[bytes, int]], sign: int) -> None:
+        """Count index entries, (key, generation), or no longer; those of generation 0 are none."""
+        keys, generations = list[bytes](), list[int]()
+        for key, generation in listings:
+            if generation:
+                keys.append(key)
+                generations.append(generation)
+        if keys:
+            self.listed_count += sign * len(keys)
+            total = listing_total(fingerprints(b"".join(keys)), generations)
+            self.listed_digest = (self.listed_digest + sign * total) % DIGEST_MODULUS
 
     def check(self) -> None:
         """Assert that counts are those of the facts. For tests: walks over everything."""
@@ -224,8 +234,8 @@ class Copies:
 
     def rest(self, entry: Entry) -> None:
         """Free the places and numbers that a copy no longer needs, after a use of it has ended."""
-        if entry.number not in self.by_number:
-            return
+        if entry.pins or entry.number not in self.by_number:
+            return  # what is pinned stays as it is
         if entry.is_used:  # perhaps by what does not need it in memory
             if entry.phase is Phase.RESIDENT and entry.memory is not None and not entry.is_kept_in_memory:
                 self.in_memory.release(entry.key)
@@ -270,3 +280,8 @@ class Copies:
             current = self.entries.get(entry.key)
             if current is not None:
                 self.rest(current)
+
+
+def _ordered(entry: Entry) -> tuple[bytes, bytes, int]:
+    """Return what an order of eviction knows of a copy."""
+    return entry.key, entry.chunk.record.parent, entry.chunk.slot_bytes

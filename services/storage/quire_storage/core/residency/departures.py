@@ -113,7 +113,7 @@ class Departures:
             if generation and generation == (entry.generation or entry.recorded):
                 ended.append(entry)
             elif not entry.generation and entry.registering:
-                entry.ended.add(generation)
+                entry.ended |= {generation}
             else:
                 self._copies.rest(entry)
         for entry in ended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from quire.model.durability import Durability
@@ -29,6 +29,7 @@ class Entry:
     """
 
     number: int
+    key: bytes
     chunk: Chunk
     level: Durability
     phase: Phase
@@ -41,7 +42,7 @@ class Entry:
     provisional: bool = False
     promised: bool = False
     registering: int = 0
-    ended: set[int] = field(default_factory=set)
+    ended: frozenset[int] = frozenset()
     pins: int = 0
     write: int = 0
     rewrites: int = 0
@@ -50,10 +51,6 @@ class Entry:
     promotion: int = 0
     forgotten: bool = False
     shown: Copy | None = None
-
-    @property
-    def key(self) -> bytes:
-        return self.chunk.record.key
 
     @property
     def is_used(self) -> bool:

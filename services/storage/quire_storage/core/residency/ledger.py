@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 from quire_storage.core.pool.slots import Shape, SlotAllocator
@@ -31,9 +32,9 @@ class Ledger:
     def take(self, shape: Shape, count: int, owner: int) -> list[int]:
         """Up to `count` slots."""
         offsets: list[int] = self.slots.take(shape, count).tolist()
-        for offset in offsets:
-            assert offset not in self._followers, "a slot that followers read is nobody else's"
-            self._owners.setdefault(self.slots.slab_of(offset), {})[offset] = owner
+        assert self._followers.keys().isdisjoint(offsets), "a slot that followers read is nobody else's"
+        for slab, part in groupby(offsets, self.slots.slab_of):
+            self._owners.setdefault(slab, {}).update(dict.fromkeys(part, owner))
         return offsets
 
     def owner(self, offset: int) -> int | None:

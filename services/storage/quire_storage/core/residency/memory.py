@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from quire.model.errors import PoolFull
@@ -76,10 +77,13 @@ class SlotReservations:
             ledger.follow([event.offsets[at] for at in positions], event.holder)
         self._copies.out.append(ev.Complete(event.ticket, positions))
 
-    def give(self, offset: int, transfer: int, entry: Entry) -> None:
-        """Hand a slot of a transfer to a copy."""
-        self.transfers[transfer].remove(offset)
-        self._copies.ledger.move(offset, transfer, entry.number)
+    def give(self, transfer: int, entries: Sequence[Entry]) -> None:
+        """Hand the slots of a transfer that copies lie in to these copies."""
+        slots, ledger = self.transfers[transfer], self._copies.ledger
+        for entry in entries:
+            assert entry.memory is not None, "it lies in the slot"
+            slots.remove(entry.memory.offset)
+            ledger.move(entry.memory.offset, transfer, entry.number)
 
     def clear(self, shape: Shape, count: int) -> bool:
         """Return whether `count` slots of a shape are free, once copies that are stored elsewhere too gave up theirs.

@@ -98,8 +98,8 @@ class SlotPromotions:
         if entry is None:
             entry = copies.add(event.chunk, Durability.OBJECT, Phase.RESIDENT)
             copies.note_arrival(entry)
-            self._memory.give(event.offset, event.transfer, entry)
             entry.memory = MemoryPlace(event.offset, copies.ledger.slots.layer_stride(event.chunk.shape))
+            self._memory.give(event.transfer, [entry])
             entry.in_object = entry.written = True
             copies.enter_orders([entry])
         copies.rest(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
@@ -190,7 +191,7 @@ class StoreGoals:
         """The index lists this node for copies of a goal."""
         goal = self.goals[event.ticket]
         registered = {entry.key: entry for entry in goal.entries}
-        outdated = []
+        outdated, listings = list[Entry](), list[tuple[Entry, int]]()
         for key, generation in event.generations.items():
             entry = registered[key]
             if entry.phase is Phase.LEAVING:
@@ -198,7 +199,8 @@ class StoreGoals:
             elif generation not in entry.ended:
                 if entry.disk is not None and entry.recorded != generation:
                     outdated.append(entry)
-                self._list(entry, generation, in_object=goal.in_object)
+                listings.append((entry, generation))
+        self._list(listings, in_object=goal.in_object)
         if outdated:  # after a restart the header alone tells which deletions concern the copy
             self._writes.write_headers(outdated, [] if goal.level is Durability.MEMORY else [goal])
 
@@ -218,7 +220,7 @@ class StoreGoals:
             current.promised = True
         elif not current.generation and entry.key not in copies.withdrawing:
             outdated = [current] if current.disk is not None and current.recorded != generation else []
-            self._list(current, generation, in_object=in_object)
+            self._list([(current, generation)], in_object=in_object)
             return outdated
         return []
 
@@ -232,16 +234,19 @@ class StoreGoals:
             if not entry.generation and not entry.registering and not self._copies.is_busy(key):
                 if entry.disk is not None and entry.recorded != generation:
                     outdated.append(entry)
-                self._list(entry, generation)
+                self._list([(entry, generation)])
             self._copies.rest(entry)
         if outdated:
             self._writes.write_headers(outdated)
 
-    def _list(self, entry: Entry, generation: int, *, in_object: bool = False) -> None:
-        entry.provisional = False
-        self._copies.set_generation(entry, generation)
-        entry.in_object = entry.in_object or in_object
-        self._uploads.start(entry)
+    def _list(self, listings: Sequence[tuple[Entry, int]], *, in_object: bool = False) -> None:
+        self._copies.set_generations(listings)
+        for entry, _ in listings:
+            entry.provisional = False
+            entry.in_object = entry.in_object or in_object
+        if self._copies.objects:
+            for entry, _ in listings:
+                self._uploads.start(entry)
 
     def indexing_ended(self, event: ev.IndexingEnded) -> None:
         """No more answers of the index arrive for a goal."""
@@ -249,7 +254,7 @@ class StoreGoals:
         for entry in goal.entries:
             entry.registering -= 1
             if not entry.registering:
-                entry.ended.clear()
+                entry.ended = frozenset()
                 if entry.provisional and entry.phase is Phase.RESIDENT:
                     # An answer that was lost, or one for a copy before it, may have listed it.
                     self._departures.withdraw([entry])

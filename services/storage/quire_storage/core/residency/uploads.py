@@ -19,7 +19,7 @@ class Uploads:
         """Ask for the upload of a copy, if it is listed and the object tier lacks it."""
         is_wanted = entry.phase is Phase.RESIDENT and entry.generation != 0 and not entry.in_object
         if self._copies.objects and is_wanted:
-            self._copies.out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes, entry.written))
+            self._copies.out.append(ev.Upload(entry.key, entry.chunk.slot_bytes, entry.written))
 
     def uploaded(self, event: ev.Uploaded) -> None:
         """Record that the object tier has a chunk. The header records it, too, once it is written."""

@@ -229,7 +229,7 @@ class Writes:
             copies.replicated.pop(key, None)
             if key not in copies.entries and key not in copies.leaving:
                 generation, in_object = copies.pool.listing(placed.place)
-                copies.count_listed(key, generation, -1)
+                copies.count_listed([(key, generation)], -1)
                 asleep.append(placed.header.chunk)
                 if copies.objects and not in_object:
                     self._out.append(ev.CancelUpload(key))
