@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import UNCHAINED_MAX, Match, Pin
+from quire.model.index import Match, Pin, check_unchained
 from quire.model.keys import BUCKET_CHUNKS, KEYS_MAX, ChunkKeys, KeySample
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
@@ -253,8 +253,7 @@ class Lookups:
             raise InvalidRequest("of unchained keys all are looked up", field="sample")
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
-        if len(keys) > UNCHAINED_MAX:
-            raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
+        check_unchained(keys)
         live, reader, started = self._view.storage_nodes(), self._reader(question), time.perf_counter_ns()
         holders: list[tuple[str, ...]] = []
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):

@@ -168,7 +168,10 @@ MUTATIONS: dict[str, Mutation] = {
     "objects-of-before": Mutation(
         0,
         "an object that was written for an entry that has ended counts for the next one",
-        (edit(Copies, "set_generations", "if entry.generation != generation:", "if False:"),),
+        (
+            edit(Copies, "set_generation", "if entry.generation != generation:", "if False:"),
+            edit(Copies, "set_generations", "entry.in_object = False", "pass"),
+        ),
         explored="an object beside an eviction",
         found_by="acknowledged in the object tier",
     ),
@@ -202,7 +205,7 @@ MUTATIONS: dict[str, Mutation] = {
     "skip-ignored": Mutation(
         17,
         "other bytes under a key are refused although the store says SKIP",
-        (edit_function(enter, "if conflicts and event.on_existing is OnExisting.VERIFY:", "if conflicts:"),),
+        (edit_function(enter, "if event.on_existing is OnExisting.VERIFY:", "if True:"),),
         found_by="to be skipped",
     ),
     "answers-not-kept": Mutation(

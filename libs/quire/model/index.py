@@ -152,6 +152,12 @@ UNCHAINED_MAX: Final = 16_384
 """Keys of one request that are no prefix: each of them is looked up by itself."""
 
 
+def check_unchained(keys: ChunkKeys) -> None:
+    """Check keys that are no prefix. Raises `InvalidRequest` for too many."""
+    if len(keys) > UNCHAINED_MAX:
+        raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
+
+
 def records(
     keys: ChunkKeys, first: int, count: int, *, unchained: bool = False, namespace: bytes = NO_NAMESPACE
 ) -> list[ChunkRecord]:

@@ -23,7 +23,6 @@ from quire.model.index import (
     Pin,
     PlacedRun,
     listing_number,
-    records,
 )
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 
@@ -133,7 +132,8 @@ class MemoryIndex:
         return [nodes for _, nodes in await self.entries(chunks)]
 
     async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]:
-        return await self.holders(records(keys, 0, len(keys), unchained=True))
+        entries = map(self.state.entries.get, keys)
+        return [entry.nodes if entry is not None else () for entry in entries]
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         entries = (self.state.entries.get(chunk.key) for chunk in chunks)

@@ -9,7 +9,7 @@ from itertools import chain
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import UNCHAINED_MAX, Match, PlacedRun
+from quire.model.index import Match, PlacedRun, check_unchained
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, NodeAddress, staying
 from quire.model.ranges import ChunkRange, clip, ranges_of
@@ -93,8 +93,7 @@ class Allocation:
         """The new ones in ranges, as if they were a prefix."""
         if first or on_existing is OnExisting.VERIFY:
             raise InvalidRequest("unchained chunks are stored whole, and not compared", field="first_chunk")
-        if len(keys) > UNCHAINED_MAX:
-            raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
+        check_unchained(keys)
         holders = await self._index.root_holders(keys)
         present, readable = readable_each(holders, live, keys, reader)
         present_set = set(present)

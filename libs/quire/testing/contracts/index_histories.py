@@ -115,13 +115,14 @@ class IndexHistoriesContract:
                 going = {copy for copy in hidden if copy[1] in names}
                 hidden -= going
                 to_drop |= going | {(name, key) for key in names for name in holders.pop(key, ())}
+            if action >= 0.75 or step % 4 == 3:  # on a Redis Cluster it takes hundreds of calls
                 assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             holders = {key: names for key, names in holders.items() if names}
             every = records(keys, 0, len(keys), unchained=True)
             listed = await index.root_holders(keys)
             assert [set(names) for names in listed] == [holders.get(key, set()) for key in keys]
             assert listed == await index.holders(every)
-            for name in "abc" if step % 4 == 3 else "":  # on a Redis Cluster it takes hundreds of calls
+            for name in "abc" if step % 4 == 3 else "":
                 assert await listing_of(index, name) == await sum_of(
                     index, name, [key for key, names in holders.items() if name in names]
                 )

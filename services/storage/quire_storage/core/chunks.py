@@ -62,7 +62,7 @@ class Chunk:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes that it takes up."""
+        """Bytes of the slot that it takes up."""
         return slot_bytes_of(self.num_layers, self.slice_bytes)
 
     def same_content(self, chunk: Chunk) -> bool:

@@ -95,8 +95,9 @@ class LeafArc:
         self.enter([(key, parent, size)])
 
     def enter(self, chunks: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Enter chunks, (key, parent, size), one after the other; those that are in stay where they are."""
+        """Enter different chunks, (key, parent, size), one after the other; those that are in stay where they are."""
         rows, lists = self._rows.use_each(key for key, _, _ in chunks), self._lists
+        assert len(set(rows)) == len(rows), "a chunk enters once"
         self._reach(max(rows, default=NO_ROW))
         parents, sizes, marks = self._parents, self._sizes, self._often
         orders: tuple[list[int], list[int]] = ([], [])

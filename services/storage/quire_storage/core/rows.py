@@ -33,27 +33,24 @@ class KeyRows:
 
     def use(self, key: bytes) -> int:
         """Return the row of a key, which it keeps until every use has ended (`end_use`)."""
-        return self.use_each([key])[0]
+        number = _shard_of(key)
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = {}
+        row = shard.get(key)
+        if row is None:
+            row = shard[key] = self._new_row(key)
+        self._uses[row] += 1
+        return row
 
     def find_each(self, keys: Iterable[bytes]) -> list[int]:
-        """Return what `find` returns, for several keys."""
+        """Return what `find` returns, for several keys, none of which is empty."""
         shards, none = self._shards, dict[bytes, int]()
-        return [shards.get(key[-1] << 2 | key[-2] & 3, none).get(key, NO_ROW) for key in keys]
+        return [shards.get(_shard_of(key), none).get(key, NO_ROW) for key in keys]
 
     def use_each(self, keys: Iterable[bytes]) -> list[int]:
         """Return what `use` returns, for several keys, one after the other."""
-        shards, uses, rows = self._shards, self._uses, list[int]()
-        for key in keys:
-            number = key[-1] << 2 | key[-2] & 3
-            shard = shards.get(number)
-            if shard is None:
-                shard = shards[number] = {}
-            row = shard.get(key)
-            if row is None:
-                row = shard[key] = self._new_row(key)
-            uses[row] += 1
-            rows.append(row)
-        return rows
+        return list(map(self.use, keys))
 
     def end_use(self, row: int) -> None:
         """Let another key have the row, once nothing uses it."""

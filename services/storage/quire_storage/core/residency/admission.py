@@ -22,6 +22,7 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
         ContentConflict: A key holds other bytes, and the store verifies.
     """
     keys = [chunk.key for chunk in event.chunks]
+    assert len(event.offsets) == len(keys), "each has a slot"
     if len(set(keys)) < len(keys):
         raise KeysInvalid("a key appears twice", field="chunk_keys")
     stored = {key: entry for key in keys if (entry := copies.find(key)) is not None}

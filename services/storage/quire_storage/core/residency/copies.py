@@ -6,11 +6,12 @@ Other parts change entries through it, so that orders, counts and the map of the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from quire.model.durability import Durability
-from quire.model.fingerprints import fingerprints
-from quire.model.index import DIGEST_MODULUS, listing_total
+from quire.model.fingerprints import fingerprint, fingerprints
+from quire.model.index import DIGEST_MODULUS, listing_number, listing_total
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.namespaces import NamespaceBook
@@ -19,6 +20,10 @@ from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.ledger import Ledger
+
+_ENTERED_AT_ONCE: Final = 4096
+_COUNTED_FROM: Final = 12
+"""Chunks from which arrays are quicker."""
 
 
 class Instructions(list[ev.Instruction]):
@@ -74,10 +79,11 @@ class Copies:
         self.unblocked = self.retry_unplaced = False
         self.last_number = 1 << 40  # tickets of callers are below
         if pool is not None:
-            for key, parent, size, level in pool.entries():
-                self.on_disk.insert(key, parent, size)
-                if level is Durability.REPLICATED:
-                    self.replicated[key] = None
+            stored = pool.entries()
+            for first in range(0, len(stored), _ENTERED_AT_ONCE):
+                part = stored[first : first + _ENTERED_AT_ONCE]
+                self.on_disk.enter([(key, parent, size) for key, parent, size, _ in part])
+            self.replicated.update((key, None) for key, _, _, level in stored if level is Durability.REPLICATED)
 
     def number(self) -> int:
         """Return a number that nothing else has: of a copy, write, removal, question or promotion."""
@@ -186,32 +192,33 @@ class Copies:
 
     def set_generation(self, entry: Entry, generation: int) -> None:
         """Record the index entry that lists this node for a copy; 0 for none."""
-        self.set_generations([(entry, generation)])
+        if entry.generation != generation:
+            entry.in_object = False  # what is known of it is another entry's
+            self.count_listed(entry.key, entry.generation, -1)
+            self.count_listed(entry.key, generation, 1)
+        entry.generation = generation
+        entry.recorded = generation or entry.recorded
 
-    def set_generations(self, listings: Iterable[tuple[Entry, int]]) -> None:
-        """Record the index entries that list this node for copies; 0 for none."""
-        ended, begun = list[tuple[bytes, int]](), list[tuple[bytes, int]]()
+    def set_generations(self, listings: Sequence[tuple[Entry, int]]) -> None:
+        """Record the index entries that list this node for copies; 0 for none. Many new ones are counted at once."""
+        if len(listings) < _COUNTED_FROM or any(entry.generation or not generation for entry, generation in listings):
+            for entry, generation in listings:
+                self.set_generation(entry, generation)
+            return
+        generations = [generation for _, generation in listings]
         for entry, generation in listings:
-            if entry.generation != generation:
-                entry.in_object = False  # what is known of it is another entry's
-                ended.append((entry.key, entry.generation))
-                begun.append((entry.key, generation))
-            entry.generation = generation
-            entry.recorded = generation or entry.recorded
-        self.count_listed(ended, -1)
-        self.count_listed(begun, 1)
+            entry.in_object = False
+            entry.generation = entry.recorded = generation
+        total = listing_total(fingerprints(b"".join(entry.key for entry, _ in listings)), generations)
+        self.listed_count += len(listings)
+        self.listed_digest = (self.listed_digest + total) % DIGEST_MODULUS
 
-    def count_listed(self, listings: Iterable[tuple[bytes, int]], sign: int) -> None:
-        """Count index entries, (key, generation), or no longer; those of generation 0 are none."""
-        keys, generations = list[bytes](), list[int]()
-        for key, generation in listings:
-            if generation:
-                keys.append(key)
-                generations.append(generation)
-        if keys:
-            self.listed_count += sign * len(keys)
-            total = listing_total(fingerprints(b"".join(keys)), generations)
-            self.listed_digest = (self.listed_digest + sign * total) % DIGEST_MODULUS
+    def count_listed(self, key: bytes, generation: int, sign: int) -> None:
+        """Count an index entry, or no longer; 0 for none."""
+        if generation:
+            self.listed_count += sign
+            number = listing_number(fingerprint(key), generation)
+            self.listed_digest = (self.listed_digest + sign * number) % DIGEST_MODULUS
 
     def check(self) -> None:
         """Assert that counts are those of the facts. For tests: walks over everything."""
@@ -227,7 +234,7 @@ class Copies:
         leaving = [entry for entry in self.by_number.values() if entry.phase is Phase.LEAVING]
         assert Counter(entry.key for entry in leaving) == self.leaving, "what is leaving is counted"
         freed = [entry for entry in leaving if entry.disk is not None and (entry.removal or entry.forgotten)]
-        leaving_bytes = sum(entry.chunk.shape.slot_bytes for entry in freed)
+        leaving_bytes = sum(entry.chunk.slot_bytes for entry in freed)
         assert self.leaving_bytes == leaving_bytes, "what comes free is counted"
 
     # ---- the end of a use
@@ -257,7 +264,7 @@ class Copies:
     def count_leaving(self, entry: Entry, sign: int) -> None:
         """Count the drive bytes of a leaving copy as about to be free, or no longer."""
         if entry.phase is Phase.LEAVING and entry.disk is not None:
-            self.leaving_bytes += sign * entry.chunk.shape.slot_bytes
+            self.leaving_bytes += sign * entry.chunk.slot_bytes
 
     def _must_stay_awake(self, entry: Entry) -> bool:
         """The pool's map has one copy of a key: the leaving one, as long as there is one."""

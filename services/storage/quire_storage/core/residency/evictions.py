@@ -143,7 +143,7 @@ class CopyEvictions:
             self._trimming = True
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
         unplaced_entries = [entry for write in unplaced for entry in write.entries if entry.phase is not Phase.LEAVING]
-        waiting_bytes = sum(entry.chunk.shape.slot_bytes for entry in unplaced_entries)
+        waiting_bytes = sum(entry.chunk.slot_bytes for entry in unplaced_entries)
         needed = max(excess, 0 if soon_free else waiting_bytes)
         self._trimming = excess > 0
         if needed <= 0:
@@ -224,7 +224,7 @@ class CopyEvictions:
         """
         holders = self._pins.holders
         by_stores = Counter(entry for ticket in self._stores.goals for entry in holders.get(ticket, ()))
-        held_bytes = sum(entry.chunk.shape.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
+        held_bytes = sum(entry.chunk.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
         return self._copies.leaving_bytes > held_bytes
 
     def _victims(self, tier: LeafArc, is_kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
@@ -234,7 +234,7 @@ class CopyEvictions:
             if key is None:
                 break
             victims += self._woken([key])
-            size += victims[-1].chunk.shape.slot_bytes
+            size += victims[-1].chunk.slot_bytes
         return victims
 
     def _woken(self, keys: Iterable[bytes]) -> list[Entry]:

@@ -78,7 +78,7 @@ class SlotReservations:
         self._copies.out.append(ev.Complete(event.ticket, positions))
 
     def give(self, transfer: int, entries: Sequence[Entry]) -> None:
-        """Hand the slots of a transfer that copies lie in to these copies."""
+        """Hand copies the slots that they lie in, which a transfer has."""
         slots, ledger = self.transfers[transfer], self._copies.ledger
         for entry in entries:
             assert entry.memory is not None, "it lies in the slot"

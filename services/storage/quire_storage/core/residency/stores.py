@@ -244,9 +244,7 @@ class StoreGoals:
         for entry, _ in listings:
             entry.provisional = False
             entry.in_object = entry.in_object or in_object
-        if self._copies.objects:
-            for entry, _ in listings:
-                self._uploads.start(entry)
+            self._uploads.start(entry)
 
     def indexing_ended(self, event: ev.IndexingEnded) -> None:
         """No more answers of the index arrive for a goal."""

@@ -117,7 +117,7 @@ class Writes:
         """Fail the writes that wait for space."""
         unplaced, self.unplaced = self.unplaced, []
         for write in unplaced:
-            size = sum(entry.chunk.shape.slot_bytes for entry in write.entries)
+            size = sum(entry.chunk.slot_bytes for entry in write.entries)
             self._give_up(write, PoolFull(f"no space on the drives for {size} bytes, and nothing that may go"))
 
     def _join(self, goal: Goal, write: DriveWrite) -> None:
@@ -229,7 +229,7 @@ class Writes:
             copies.replicated.pop(key, None)
             if key not in copies.entries and key not in copies.leaving:
                 generation, in_object = copies.pool.listing(placed.place)
-                copies.count_listed([(key, generation)], -1)
+                copies.count_listed(key, generation, -1)
                 asleep.append(placed.header.chunk)
                 if copies.objects and not in_object:
                     self._out.append(ev.CancelUpload(key))
