@@ -6,7 +6,10 @@
 #
 # What is installed is in locks/ with its hashes (make locks), and nothing else is. locks/decoder.txt has the hash of torch's
 # CPU build for x86_64 and Python 3.11; make locks, where download.pytorch.org answers, adds those for other platforms.
-ARG PYTHON=python:3.11-slim-bookworm
+#
+# Built again, an image has the same bytes, while Debian's two packages in it are the same: no file has a time of the
+# build in it (docs/operations/deploy.md has the options for the times of files).
+ARG PYTHON=python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 # Release 1.22.0. The commit's hash names its content, wherever it is fetched from.
 FROM ${PYTHON} AS ucx
@@ -18,7 +21,9 @@ WORKDIR /src
 RUN git init -q && git fetch -q --depth 1 "${UCX_REPOSITORY}" "${UCX_COMMIT}" && git checkout -q FETCH_HEAD && ./autogen.sh \
     && ./contrib/configure-release --prefix=/opt/ucx --disable-static --disable-doxygen-doc --with-verbs --without-cuda \
     --without-go --without-java --without-rocm && make -j"$(nproc)" install \
-    && rm -rf /opt/ucx/include /opt/ucx/lib/cmake /opt/ucx/lib/pkgconfig /opt/ucx/share
+    && rm -rf /opt/ucx/include /opt/ucx/lib/cmake /opt/ucx/lib/pkgconfig /opt/ucx/share \
+    && find /opt/ucx -name '*.la' -delete && find /opt/ucx/bin -type f ! -name 'ucx_info' ! -name 'ucx_perftest' -delete \
+    && find /opt/ucx -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec strip --strip-unneeded {} +
 
 FROM ${PYTHON} AS wheel
 WORKDIR /src
@@ -31,12 +36,17 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-dep
 
 FROM ${PYTHON} AS builder
 COPY locks/services.txt locks/
-# The base image's pip installs into the environment, which has no pip of its own.
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# The base image's pip installs into the environment, which has no pip of its own. Bytecode is compiled once all is there:
+# by the content of the sources and not by their time, and in an order of sets that is the same each time.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 PYTHONHASHSEED=0
+ENV COMPILE="python3 -m compileall -q --invalidation-mode unchecked-hash /opt/quire/lib"
 RUN python3 -m venv --without-pip /opt/quire && pip --python /opt/quire/bin/python install --require-hashes -r locks/services.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/quire/bin/python install --no-deps /wheels/*.whl \
     && find /opt/quire -type d -name tests -prune -exec rm -rf {} +
+
+FROM builder AS service-builder
+RUN ${COMPILE}
 
 FROM builder AS decoder-builder
 ARG DECODER=decoder
@@ -45,12 +55,12 @@ COPY locks/${DECODER}.txt locks/
 RUN pip --python /opt/quire/bin/python install --require-hashes \
     ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt \
     && cd /opt/quire/lib/python3.11/site-packages/torch && rm -rf include test \
-    && find bin -type f ! -name torch_shm_manager -delete
+    && find bin -type f ! -name torch_shm_manager -delete && ${COMPILE}
 
 FROM ${PYTHON} AS base
 RUN apt-get update && apt-get install -y --no-install-recommends ibverbs-providers librdmacm1 \
-    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
-    && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/* /var/log/* \
+    && echo 'quire:x:10001:10001::/nonexistent:/usr/sbin/nologin' >> /etc/passwd && echo 'quire:x:10001:' >> /etc/group \
     && mkdir -p /var/lib/quire /var/lib/quire-objects && chown 10001:10001 /var/lib/quire /var/lib/quire-objects
 ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GRPC_ENABLE_FORK_SUPPORT=0
 ENV PYUCX_LIBUCP=/opt/ucx/lib/libucp.so.0
@@ -64,7 +74,7 @@ WORKDIR /var/lib/quire
 EXPOSE 9464
 
 FROM base AS service
-COPY --from=builder /opt/quire /opt/quire
+COPY --from=service-builder /opt/quire /opt/quire
 
 FROM service AS orchestrator
 EXPOSE 7411

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 
-.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu gpu-bundle test-s3 test-ceph test-ucx test-rdma fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-slow-short test-all test-chart test-engines test-engines-short test-gpu gpu-bundle test-s3 test-ceph test-ucx test-rdma fuzz test-containers test-images chaos operations soak simulate explore mutations mutants check coverage release docs format locks generated proto bench clean
 
 # Modules are compiled when they are first imported: most of the 14,000 that come along never are.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
@@ -96,6 +96,10 @@ test-containers: $(STAMP) ## the images built, the compose file and the Kubernet
 	  $(BUILD) --target $$role -t quire-$$role -t quire-$$role:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) . \
 	    || exit 1; done
 	QUIRE_TEST_COMPOSE='$(COMPOSE)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest --timeout 600 tests/containers
+
+# With podman: make test-images BUILD='podman build --timestamp 0' PODMAN=podman
+test-images: $(STAMP)   ## an image built twice, with no cache: the same bytes; compiles UCX twice
+	QUIRE_TEST_BUILD='$(BUILD)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest tests/containers/test_images.py
 
 # Real vLLM on the CPU (AVX2), 2.5 GB, in an environment of its own. Where pip would take a torch with CUDA:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -189,6 +193,7 @@ release: $(STAMP)    ## of a tag: wheels, chart, bill of materials, checksums in
 	  git archive "$(TAG)" | $(BUILD) --target $$role -t quire-$$role:$(TAG:v%=%) --build-arg VERSION=$(TAG:v%=%) \
 	    --build-arg REVISION=$$(git rev-parse "$(TAG)^{commit}") - || exit 1; done
 
+# With links to edit pages: QUIRE_REPOSITORY=https://github.com/OWNER/NAME QUIRE_EDIT_URI=edit/main/docs/ make docs
 docs: $(STAMP)          ## the documentation as a site, in build/site
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
 

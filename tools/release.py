@@ -4,6 +4,9 @@ python tools/release.py TAG [FOLDER]    e.g. v0.3.0; into dist/ unless told othe
 
 The version is the tag's. What is built is the tag's tree, with that version written into it, and nothing of the working
 tree. The same tag gives the same bytes: times in archives are those of the tag's commit.
+
+QUIRE_REPOSITORY=https://github.com/OWNER/NAME: the repository's address, for the wheels' metadata and for the links of
+the README, which lead nowhere from a package index otherwise.
 """
 
 from __future__ import annotations
@@ -136,11 +139,25 @@ def toml(value: object) -> str:
             return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def absolute(text: str, repository: str, tag: str) -> str:
+    """A page with its links to files of the repository as addresses, those of pictures as addresses of the bytes."""
+
+    def address(link: re.Match[str]) -> str:
+        return f"{link[1]}({repository}/{'raw' if link[1].startswith('!') else 'blob'}/{tag}/{link[2]})"
+
+    return re.sub(r"(!?\[[^\]]*\])\((?!#|[a-z]+:)([^)]+)\)", address, text)
+
+
 def build(tree: Path, out: Path, version: str, seconds: str) -> None:
     """The wheels."""
-    whole = tomllib.loads((tree / "pyproject.toml").read_text())
+    whole, repository = tomllib.loads((tree / "pyproject.toml").read_text()), os.environ.get("QUIRE_REPOSITORY", "")
+    if repository:
+        readme = tree / "README.md"
+        readme.write_text(absolute(readme.read_text(), repository, f"v{version}"))
     for name, project in projects(whole, version).items():
         project |= {"readme": "README.md", "license-files": ["LICENSE"]}
+        if repository:
+            project["urls"] = {"Repository": repository}
         text = '[build-system]\nrequires = ["hatchling>=1.27"]\nbuild-backend = "hatchling.build"\n\n[project]\n'
         text += "".join(f"{key} = {toml(value)}\n" for key, value in project.items())
         text += f"\n[tool.hatch.build.targets.wheel]\npackages = {toml(LIBRARIES[name][1])}\n"

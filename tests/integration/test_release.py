@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://git.example/quire/quire"
 
 
 def _tool() -> Any:
@@ -39,8 +40,10 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)
     tool = _tool()
     tool.ROOT = clone
-    for out in ("one", "two"):
-        tool.release("v7.8.9", folder / out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_REPOSITORY", REPOSITORY)
+        for out in ("one", "two"):
+            tool.release("v7.8.9", folder / out)
     return folder / "one", folder / "two"
 
 
@@ -91,6 +94,28 @@ def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Pat
     with tarfile.open(released[0] / "quire-7.8.9.tgz") as chart:
         file = chart.extractfile("quire/Chart.yaml")
         assert file is not None and b"appVersion: 7.8.9" in file.read()
+
+
+@pytest.mark.slow
+def test_a_package_says_where_it_comes_from(released: tuple[Path, Path]) -> None:
+    """On a package index a link to a file of the repository leads somewhere only with the whole address."""
+    about = _about(released[0] / "quire-7.8.9-py3-none-any.whl")
+    assert about.get_all("Project-URL") == [f"Repository, {REPOSITORY}"]
+    links = re.findall(r"\]\(([^)]+)\)", about.get_payload())
+    assert any(link == f"{REPOSITORY}/blob/v7.8.9/docs/tutorial.md" for link in links)
+    assert all(link.startswith(("https://", "#")) for link in links), links
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](docs/b.md#c)", "[a](https://x/blob/v1/docs/b.md#c)"),
+        ("![a](docs/b.svg)", "![a](https://x/raw/v1/docs/b.svg)"),
+        ("[a](#b) [c](https://d/e) [f](mailto:g)", "[a](#b) [c](https://d/e) [f](mailto:g)"),
+    ],
+)
+def test_links_of_a_package_are_addresses(text: str, expected: str) -> None:
+    assert _tool().absolute(text, "https://x", "v1") == expected
 
 
 @pytest.mark.slow
