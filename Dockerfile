@@ -7,8 +7,8 @@
 # What is installed is in locks/ with its hashes (make locks), and nothing else is. locks/decoder.txt has the hash of torch's
 # CPU build for x86_64 and Python 3.11; make locks, where download.pytorch.org answers, adds those for other platforms.
 #
-# Built again, an image has the same bytes, while Debian's two packages in it are the same: no file has a time of the
-# build in it (docs/operations/deploy.md has the options for the times of files).
+# Built again, an image has the same bytes, as long as Debian's packages are the same: no file has a time of the build in
+# it. CONTRIBUTING.md has the options that set the times of the files themselves.
 ARG PYTHON=python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 # Release 1.22.0. The commit's hash names its content, wherever it is fetched from.
@@ -38,11 +38,11 @@ FROM ${PYTHON} AS builder
 COPY locks/services.txt locks/
 # The base image's pip installs into the environment, which has no pip of its own. Bytecode is compiled once all is there:
 # by the content of the sources and not by their time, and in an order of sets that is the same each time.
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 PYTHONHASHSEED=0
-ENV COMPILE="python3 -m compileall -q --invalidation-mode unchecked-hash /opt/quire/lib"
-RUN python3 -m venv --without-pip /opt/quire && pip --python /opt/quire/bin/python install --require-hashes -r locks/services.txt
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONHASHSEED=0
+ENV COMPILE="python3 -P -m compileall -q -f -x py312_ --invalidation-mode unchecked-hash /opt/quire/lib"
+RUN python3 -m venv --without-pip /opt/quire && pip --python /opt/quire/bin/python install --no-compile --require-hashes -r locks/services.txt
 COPY --from=wheel /wheels /wheels
-RUN pip --python /opt/quire/bin/python install --no-deps /wheels/*.whl \
+RUN pip --python /opt/quire/bin/python install --no-compile --no-deps /wheels/*.whl \
     && find /opt/quire -type d -name tests -prune -exec rm -rf {} +
 
 FROM builder AS service-builder
@@ -52,7 +52,7 @@ FROM builder AS decoder-builder
 ARG DECODER=decoder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY locks/${DECODER}.txt locks/
-RUN pip --python /opt/quire/bin/python install --require-hashes \
+RUN pip --python /opt/quire/bin/python install --no-compile --require-hashes \
     ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -r locks/${DECODER}.txt \
     && cd /opt/quire/lib/python3.11/site-packages/torch && rm -rf include test \
     && find bin -type f ! -name torch_shm_manager -delete && ${COMPILE}

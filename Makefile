@@ -97,9 +97,10 @@ test-containers: $(STAMP) ## the images built, the compose file and the Kubernet
 	    || exit 1; done
 	QUIRE_TEST_COMPOSE='$(COMPOSE)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest --timeout 600 tests/containers
 
-# With podman: make test-images BUILD='podman build --timestamp 0' PODMAN=podman
-test-images: $(STAMP)   ## an image built twice, with no cache: the same bytes; compiles UCX twice
-	QUIRE_TEST_BUILD='$(BUILD)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest tests/containers/test_images.py
+# With podman: make test-images REBUILD='podman build --timestamp 0' PODMAN=podman
+REBUILD ?= docker buildx build --output type=docker,rewrite-timestamp=true --build-arg SOURCE_DATE_EPOCH=0
+test-images: $(STAMP)   ## images built twice, with no cache: the same bytes; compiles UCX four times
+	QUIRE_TEST_BUILD='$(REBUILD)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest tests/containers/test_images.py
 
 # Real vLLM on the CPU (AVX2), 2.5 GB, in an environment of its own. Where pip would take a torch with CUDA:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu

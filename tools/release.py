@@ -3,7 +3,7 @@
 python tools/release.py TAG [FOLDER]    e.g. v0.3.0; into dist/ unless told otherwise
 
 The version is the tag's. What is built is the tag's tree, with that version written into it, and nothing of the working
-tree. The same tag gives the same bytes: times in archives are those of the tag's commit.
+tree. The same tag, and address, give the same bytes: times in archives are those of the tag's commit.
 
 QUIRE_REPOSITORY=https://github.com/OWNER/NAME: the repository's address, for the wheels' metadata and for the links of
 the README, which lead nowhere from a package index otherwise.
@@ -141,16 +141,23 @@ def toml(value: object) -> str:
 
 def absolute(text: str, repository: str, tag: str) -> str:
     """A page with its links to files of the repository as addresses, those of pictures as addresses of the bytes."""
+    parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
 
     def address(link: re.Match[str]) -> str:
-        return f"{link[1]}({repository}/{'raw' if link[1].startswith('!') else 'blob'}/{tag}/{link[2]})"
+        is_picture = re.search(r"!\[[^\[\]]*$", link.string[: link.start()])
+        return f"]({repository}/{'raw' if is_picture else 'blob'}/{tag}/{link[1]}"
 
-    return re.sub(r"(!?\[[^\]]*\])\((?!#|[a-z]+:)([^)]+)\)", address, text)
+    for at in range(0, len(parts), 2):  # code is between them
+        if unknown := re.search(r"(?m)^\[[^\]]+\]:\s.*|<(?:img|a|source)\s[^>]*>|\]\([</].*", parts[at]):
+            sys.exit(f"a link of a form that is not known here: {unknown[0]}")
+        parts[at] = re.sub(r"\]\((?!#|[A-Za-z][A-Za-z+.-]*:)([^)\s]+)", address, parts[at])
+    return "".join(parts)
 
 
 def build(tree: Path, out: Path, version: str, seconds: str) -> None:
     """The wheels."""
-    whole, repository = tomllib.loads((tree / "pyproject.toml").read_text()), os.environ.get("QUIRE_REPOSITORY", "")
+    whole = tomllib.loads((tree / "pyproject.toml").read_text())
+    repository = os.environ.get("QUIRE_REPOSITORY", "").rstrip("/")
     if repository:
         readme = tree / "README.md"
         readme.write_text(absolute(readme.read_text(), repository, f"v{version}"))

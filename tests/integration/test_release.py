@@ -111,11 +111,25 @@ def test_a_package_says_where_it_comes_from(released: tuple[Path, Path]) -> None
     [
         ("[a](docs/b.md#c)", "[a](https://x/blob/v1/docs/b.md#c)"),
         ("![a](docs/b.svg)", "![a](https://x/raw/v1/docs/b.svg)"),
-        ("[a](#b) [c](https://d/e) [f](mailto:g)", "[a](#b) [c](https://d/e) [f](mailto:g)"),
+        (
+            "[a](#b) [c](https://d/e) [f](mailto:g) [h](HTTPS://i)",
+            "[a](#b) [c](https://d/e) [f](mailto:g) [h](HTTPS://i)",
+        ),
+        ("[![a](b.svg)](c.md)", "[![a](https://x/raw/v1/b.svg)](https://x/blob/v1/c.md)"),
+        ('[a [b] c](d.md "e")', '[a [b] c](https://x/blob/v1/d.md "e")'),
+        ("`a[0](b)`\n```sh\nc[d](e)\n```\n[f](g)", "`a[0](b)`\n```sh\nc[d](e)\n```\n[f](https://x/blob/v1/g)"),
     ],
 )
 def test_links_of_a_package_are_addresses(text: str, expected: str) -> None:
     assert _tool().absolute(text, "https://x", "v1") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["[a]: docs/b.md", 'b <img src="docs/x.svg">', "[a](/docs/b.md)", "[a](<docs/b c.md>)"]
+)
+def test_a_link_of_another_form_ends_the_release(text: str) -> None:
+    with pytest.raises(SystemExit, match="a form that is not known"):
+        _tool().absolute(text, "https://x", "v1")
 
 
 @pytest.mark.slow
