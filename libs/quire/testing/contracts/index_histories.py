@@ -31,7 +31,7 @@ class IndexHistoriesContract:
                     return
                 key = parent
 
-        for _ in range(60):
+        for step in range(60):
             keys = rng.choice(chains)
             first = rng.randrange(len(keys))
             count = rng.randint(1, len(keys) - first)
@@ -80,7 +80,7 @@ class IndexHistoriesContract:
                 assert match.count == present
                 flat = [set(run.nodes) for run in match.runs for _ in range(run.count)]
                 assert flat == [holders[one_chain.at(at)] for at in range(present)]
-            for name in "abc":
+            for name in "abc" if step % 3 == 2 else "":  # on a Redis Cluster it takes hundreds of calls
                 listed = [key for key, names in holders.items() if name in names]
                 assert await listing_of(index, name) == await sum_of(index, name, listed)
 
@@ -115,7 +115,7 @@ class IndexHistoriesContract:
                 going = {copy for copy in hidden if copy[1] in names}
                 hidden -= going
                 to_drop |= going | {(name, key) for key in names for name in holders.pop(key, ())}
-            if action >= 0.75 or step % 4 == 3:  # on a Redis Cluster it takes hundreds of calls
+            if action >= 0.75 or step % 4 == 3:
                 assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             holders = {key: names for key, names in holders.items() if names}
             every = records(keys, 0, len(keys), unchained=True)
