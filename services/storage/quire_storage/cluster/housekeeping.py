@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final
@@ -15,6 +15,7 @@ from quire.model.errors import QuireError
 from quire.model.policy import PolicyList
 from quire.telemetry import logger
 from quire_storage.core.namespaces import Group
+from quire_storage.core.pool.map import Numbers
 from quire_storage.ports import Clock, ClusterIndex
 from quire_storage.tiers.tiers import Tiers
 
@@ -86,10 +87,17 @@ class Housekeeping:
             for part in pool.places_of(namespaces):
                 parts.append(part)
                 await asyncio.sleep(0)
-            ages, places = (np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else ((), ())
-            order = await asyncio.get_running_loop().run_in_executor(self._threads, np.argsort, ages)
-            for first in range(0, len(order), _PART):  # the last stored first
-                chosen = np.asarray(places)[order[::-1][first : first + _PART]]
-                book.add(pool.found_at(chosen), residency.__contains__)
+            last_first = await asyncio.get_running_loop().run_in_executor(self._threads, _last_first, parts)
+            for first in range(0, len(last_first), _PART):
+                book.add(pool.found_at(last_first[first : first + _PART]), residency.__contains__)
                 await asyncio.sleep(0)
         book.walked(namespaces)
+
+
+def _last_first(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
+    """Return the places of chunks, the last stored first. `parts`: ages and places. For a thread: of millions."""
+    if not parts:
+        return np.empty(0, dtype=np.uint64)
+    ages, places = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    ordered: Numbers = np.take(places, np.argsort(ages)[::-1])
+    return ordered

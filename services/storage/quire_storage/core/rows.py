@@ -12,6 +12,8 @@ from typing import Final
 
 _BLOCK_SHIFT: Final = 12
 _BLOCK_ROWS: Final = 1 << _BLOCK_SHIFT
+_GROWN_MAX: Final = 1 << 16
+"""Rows by which a column grows at most: it does so within one step of the event loop."""
 NO_ROW: Final = 0
 """No chunk has this row; where one is looked for, it stands for none."""
 
@@ -89,7 +91,7 @@ def reach(row: int, *columns: array[int]) -> None:
     """Let columns have a value for a row; new ones are 0."""
     for column in columns:
         while len(column) <= row:
-            column.frombytes(bytes(column.itemsize * max(16, len(column) // 8)))
+            column.frombytes(bytes(column.itemsize * max(16, min(_GROWN_MAX, len(column) // 8))))
 
 
 class KeyNumbers:
