@@ -115,7 +115,7 @@ class IndexHistoriesContract:
                 going = {copy for copy in hidden if copy[1] in names}
                 hidden -= going
                 to_drop |= going | {(name, key) for key in names for name in holders.pop(key, ())}
-            if action >= 0.75 or step % 4 == 3:
+            if step % 8 == 7:  # it takes hundreds of calls
                 assert {(name, drop.key) for name in "abc" for drop in await drops_of(index, name)} == to_drop
             holders = {key: names for key, names in holders.items() if names}
             every = records(keys, 0, len(keys), unchained=True)

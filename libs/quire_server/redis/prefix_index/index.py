@@ -215,10 +215,8 @@ class PrefixIndex(BucketScripts):
         names = [bucket_key(buckets[at : at + PRINT_BYTES]) for at in starts]
         if not self._cluster:
             return cast(list[bytes], await self._run("holders", names, [prints]))
-        calls = list[tuple[list[bytes], list[Any]]]()
-        for name, places in groupby(starts, key=lambda at: names[at // PRINT_BYTES]):
-            part = list(places)
-            calls.append(([name] * len(part), [prints[part[0] : part[-1] + PRINT_BYTES]]))
+        runs = [list(run) for _, run in groupby(starts, key=lambda at: names[at // PRINT_BYTES])]
+        calls = [([names[run[0] // PRINT_BYTES]] * len(run), [prints[run[0] : run[-1] + PRINT_BYTES]]) for run in runs]
         return [entry for found in await self._all("holders", calls) for entry in found]
 
     async def epoch(self) -> str:

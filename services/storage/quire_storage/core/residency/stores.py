@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
@@ -239,11 +238,10 @@ class StoreGoals:
         if outdated:
             self._writes.write_headers(outdated)
 
-    def _list(self, listings: Sequence[tuple[Entry, int]], *, in_object: bool = False) -> None:
+    def _list(self, listings: list[tuple[Entry, int]], *, in_object: bool = False) -> None:
         self._copies.set_generations(listings)
         for entry, _ in listings:
-            entry.provisional = False
-            entry.in_object = entry.in_object or in_object
+            entry.provisional, entry.in_object = False, entry.in_object or in_object
             self._uploads.start(entry)
 
     def indexing_ended(self, event: ev.IndexingEnded) -> None:
@@ -280,10 +278,9 @@ class StoreGoals:
 
     def check(self) -> None:
         """Assert that copies count their registrations. For tests."""
-        goals = [goal for goal in self.goals.values() if goal.registering]
-        registering = Counter(entry.number for goal in goals for entry in goal.entries)
+        counts = Counter(entry.number for goal in self.goals.values() if goal.registering for entry in goal.entries)
         for entry in self._copies.by_number.values():
-            assert entry.registering == registering[entry.number], f"{entry.key.hex()}: it is being registered"
+            assert entry.registering == counts[entry.number], f"{entry.key.hex()}: it is being registered"
 
     # ---- levels
 
