@@ -5,8 +5,8 @@ python tools/release.py TAG [FOLDER]    e.g. v0.3.0; into dist/ unless told othe
 The version is the tag's. What is built is the tag's tree, with that version written into it, and nothing of the working
 tree. The same tag, and address, give the same bytes: times in archives are those of the tag's commit.
 
-QUIRE_REPOSITORY=https://github.com/OWNER/NAME: the repository's address, for the wheels' metadata and for the links of
-the README, which lead nowhere from a package index otherwise.
+QUIRE_REPOSITORY=https://github.com/OWNER/NAME names the repository. It goes into the wheels' metadata and makes the
+links of the README absolute: a package index resolves no others.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def toml(value: object) -> str:
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
-    """A page with its links to files of the repository as addresses, those of pictures as addresses of the bytes."""
+    """Return a page with absolute links to the repository's files; a picture links to the raw file."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
 
     def address(link: re.Match[str]) -> str:

@@ -41,6 +41,6 @@ def test_an_image_built_again_has_the_same_bytes(target: str) -> None:
     assert first["RootFS"]["Layers"] == second["RootFS"]["Layers"], "each layer has the same files, with the same times"
     assert first["Config"] == second["Config"]
     command = [ENGINE, "run", "--rm", "--entrypoint", "python", "quire-built-again", "-c", _BY_CONTENT]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    count, by_time = told.split(maxsplit=1)
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    count, by_time = output.split(maxsplit=1)
     assert int(count) > 1000 and by_time.strip() == "[]"

@@ -1,8 +1,8 @@
 """A fake model and fake workers for tests of vLLM's engine core, scheduler and block tables.
 
-For what no build of vLLM runs on this CPU: decode context parallelism, latents, quantized caches. What a layer keeps of
-a token is a digest of the tokens up to it, the layer, the head and the weights; the next token is a digest of all that
-the workers' blocks have of the prompt. One wrong byte is another token.
+They cover decode context parallelism, latents and quantized caches, which no build of vLLM runs on this CPU. A layer
+stores for each token a digest of the tokens up to it, the layer, the head and the weights. The next token is a digest
+of the prompt's rows in the workers' blocks. One wrong byte changes the token.
 """
 
 from __future__ import annotations

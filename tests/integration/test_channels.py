@@ -61,3 +61,19 @@ async def test_a_server_may_take_a_second_to_answer_a_connection() -> None:
             finally:
                 await channels.close()
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_stub_is_kept_as_long_as_its_channel() -> None:
+    with _server() as (_, port):
+        channels, address = ChannelPool(), f"127.0.0.1:{port}"
+        stub: Any = channels.stub(health_pb2_grpc.HealthStub, address)
+        assert channels.stub(health_pb2_grpc.HealthStub, address) is stub
+        assert channels.stub(health_pb2_grpc.HealthStub, f"localhost:{port}") is not stub
+        await channels.close()
+        reopened: Any = channels.stub(health_pb2_grpc.HealthStub, address)
+        assert reopened is not stub
+        try:
+            answer = await call(reopened.Check, health_pb2.HealthCheckRequest(), timeout_s=30)
+        finally:
+            await channels.close()
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING

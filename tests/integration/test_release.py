@@ -98,7 +98,7 @@ def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Pat
 
 @pytest.mark.slow
 def test_a_package_says_where_it_comes_from(released: tuple[Path, Path]) -> None:
-    """On a package index a link to a file of the repository leads somewhere only with the whole address."""
+    """A package index resolves only absolute links."""
     about = _about(released[0] / "quire-7.8.9-py3-none-any.whl")
     assert about.get_all("Project-URL") == [f"Repository, {REPOSITORY}"]
     links = re.findall(r"\]\(([^)]+)\)", about.get_payload())

@@ -135,7 +135,7 @@ def listing_number(print_: bytes, generation: int) -> int:
 
 
 def listing_total(prints: bytes, generations: Sequence[int]) -> int:
-    """Return the sum of several `listing_number`s, modulo `DIGEST_MODULUS`. `prints`: their fingerprints, packed."""
+    """Return the sum of `listing_number` over chunks, modulo `DIGEST_MODULUS`. `prints`: packed fingerprints."""
     numbers = np.frombuffer(prints, dtype=">u8") >> np.uint64(16)
     return (int(numbers.sum(dtype=np.uint64)) + sum(generation >> 16 for generation in generations)) % DIGEST_MODULUS
 
@@ -153,7 +153,7 @@ UNCHAINED_MAX: Final = 16_384
 
 
 def check_unchained(keys: ChunkKeys) -> None:
-    """Check keys that are no prefix. Raises `InvalidRequest` for too many."""
+    """Check the number of unchained keys. Raises `InvalidRequest` for too many."""
     if len(keys) > UNCHAINED_MAX:
         raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
 

@@ -132,7 +132,7 @@ class MemoryIndex:
         return [nodes for _, nodes in await self.entries(chunks)]
 
     async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]:
-        """Of chunks that have parents, too, which the real index does not find by this."""
+        """Return the holders of each chunk. Unlike the real index it also finds chunks with a parent."""
         entries = map(self.state.entries.get, keys)
         return [entry.nodes if entry is not None else () for entry in entries]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from opentelemetry import trace
@@ -20,6 +20,7 @@ from quire.wire.status import error_of, went_away
 from quire.wire.tls import RotatingChannel, Tls
 from quire.wire.version import SPOKEN
 
+Stub = TypeVar("Stub")
 MESSAGE_BYTES_MAX: Final = 32 << 20
 """Of one gRPC message. Bulk data goes elsewhere."""
 
@@ -47,6 +48,7 @@ class ChannelPool:
         self._caller = caller
         self._token = token
         self._channels: dict[str, Any] = {}
+        self._stubs: dict[tuple[Callable[[Any], Any], str], Any] = {}
 
     def get(self, address: str) -> Any:
         """Return the channel to host:port; it connects at the first call, and reconnects.
@@ -58,6 +60,13 @@ class ChannelPool:
         if channel is None:
             channel = self._channels[address] = self._open(address)
         return channel
+
+    def stub(self, service: Callable[[Any], Stub], address: str) -> Stub:
+        """Return the stub of a service at an address. It is kept: a new one makes all methods of the service."""
+        stub: Stub | None = self._stubs.get((service, address))
+        if stub is None:
+            stub = self._stubs[service, address] = service(self.get(address))
+        return stub
 
     def _open(self, address: str) -> Any:
         interceptors_, tls = interceptors(self._token), self._tls
@@ -77,6 +86,7 @@ class ChannelPool:
     async def close(self) -> None:
         """Close all channels."""
         channels, self._channels = self._channels, {}
+        self._stubs.clear()
         for channel in channels.values():
             await channel.close()
 

@@ -211,14 +211,14 @@ def test_keys_that_begin_alike_are_distinct() -> None:
 def test_positions_are_ranges(positions: set[int]) -> None:
     ranges = ranges_of("a", sorted(positions))
     assert [at for run in ranges for at in range(run.first, run.stop)] == sorted(positions)
-    assert all(before.stop < after.first for before, after in itertools.pairwise(ranges)), "none can be longer"
+    assert all(run.stop < following.first for run, following in itertools.pairwise(ranges)), "none can be longer"
     assert {run.node_id for run in ranges} <= {"a"}
 
 
 @given(st.lists(st.tuples(st.binary(min_size=PRINT_BYTES, max_size=PRINT_BYTES), st.integers(0, (1 << 64) - 1))))
 def test_the_total_of_a_listing_is_that_of_its_numbers(listed: list[tuple[bytes, int]]) -> None:
-    packed, generations = b"".join(each for each, _ in listed), [generation for _, generation in listed]
-    assert listing_total(packed, generations) == sum(listing_number(*each) for each in listed) % DIGEST_MODULUS
+    packed, generations = b"".join(print_ for print_, _ in listed), [generation for _, generation in listed]
+    assert listing_total(packed, generations) == sum(listing_number(*chunk) for chunk in listed) % DIGEST_MODULUS
 
 
 def test_the_total_of_the_largest_listing() -> None:

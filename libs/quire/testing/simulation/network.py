@@ -98,6 +98,9 @@ class SimChannels:
         self._network = network
         self._process = process
 
+    def stub(self, service: Callable[[Any], Any], address: str) -> Any:
+        return service(self.get(address))
+
     def get(self, address: str) -> SimChannel:
         return SimChannel(self._network, self._process, address)
 

@@ -193,7 +193,7 @@ class PrefixIndex(BucketScripts):
         return [nodes for _, nodes in await self.entries(chunks)]
 
     async def root_holders(self, keys: ChunkKeys) -> list[tuple[str, ...]]:
-        """The nodes that hold each of these chunks, which have no parents: each has a bucket of its own."""
+        """Return the nodes that hold each of these roots. Each root has its own bucket."""
         prints, packed = fingerprints(keys.packed), list[bytes]()
         for at in range(0, len(prints), _HELD_AT_ONCE * PRINT_BYTES):
             part = prints[at : at + _HELD_AT_ONCE * PRINT_BYTES]
@@ -217,7 +217,7 @@ class PrefixIndex(BucketScripts):
             return cast(list[bytes], await self._run("holders", names, [prints]))
         runs = [list(run) for _, run in groupby(starts, key=lambda at: names[at // PRINT_BYTES])]
         calls = [([names[run[0] // PRINT_BYTES]] * len(run), [prints[run[0] : run[-1] + PRINT_BYTES]]) for run in runs]
-        return [entry for found in await self._all("holders", calls) for entry in found]
+        return [entry for entries in await self._all("holders", calls) for entry in entries]
 
     async def epoch(self) -> str:
         """Random name of this index, given at the first call: an index that was lost has another.

@@ -74,7 +74,7 @@ class StoredRecords:
         request = deliver_order_to(order)
         permit(self._permits, request, lease.tenant.tenant, self._clock.now_ms() + round(_DELIVERY_TIMEOUT_S * 1000))
         address = lease.addresses[lease.ranges[0].node_id]
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))
+        stub: StorageServiceStub = self._channels.stub(StorageServiceStub, address)
         outcome = None
         async for event in stream(stub.Deliver, request, timeout_s=_DELIVERY_TIMEOUT_S):
             if event.HasField("outcome"):
@@ -114,7 +114,7 @@ class GrpcOwners:
         await call(self._stub(address).WriteBack, request, timeout_s=_TIMEOUT_S, again=False)
 
     def _stub(self, address: str) -> DecoderServiceStub:
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        stub: DecoderServiceStub = self._channels.stub(DecoderServiceStub, address)
         return stub
 
 

@@ -78,7 +78,6 @@ class GrpcStorageNodes:
         self._channels = channels
         self._clock = clock
         self._permits = PermitSigner(*config.secrets)
-        self._stubs: dict[str, StorageServiceStub] = {}
 
     async def deliver(
         self, address: str, order: DeliverOrder, lent_ms: int
@@ -123,9 +122,7 @@ class GrpcStorageNodes:
         permit(self._permits, request, tenant, self._clock.now_ms() + min(lent_ms or most_ms, most_ms))
 
     def _stub(self, address: str) -> StorageServiceStub:
-        stub: StorageServiceStub | None = self._stubs.get(address)
-        if stub is None:
-            stub = self._stubs[address] = StorageServiceStub(self._channels.get(address))
+        stub: StorageServiceStub = self._channels.stub(StorageServiceStub, address)
         return stub
 
 
@@ -292,7 +289,7 @@ class GrpcDecoders:
         await call(self._stub(address).WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
 
     def _stub(self, address: str) -> DecoderServiceStub:
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        stub: DecoderServiceStub = self._channels.stub(DecoderServiceStub, address)
         return stub
 
     async def _ask(self, address: str, request: decoder_pb2.DecodeRequest) -> Decoded:

@@ -62,7 +62,7 @@ class GrpcChunkHolder:
     def _asked(self, node: Node, request: Any) -> StorageServiceStub:
         """Sign a request and return the stub of the node that it goes to."""
         member_permit(self._permits, request, self._clock.now_ms())
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        stub: StorageServiceStub = self._channels.stub(StorageServiceStub, node.grpc_address)
         return stub
 
     async def gone(self, node: Node) -> None:

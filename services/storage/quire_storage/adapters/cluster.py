@@ -225,7 +225,7 @@ class GrpcPeers:
         return list(response.kept)
 
     def _stub(self, node: Node) -> StorageServiceStub:
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        stub: StorageServiceStub = self._channels.stub(StorageServiceStub, node.grpc_address)
         return stub
 
 

@@ -87,15 +87,18 @@ class Housekeeping:
             for part in pool.places_of(namespaces):
                 parts.append(part)
                 await asyncio.sleep(0)
-            last_first = await asyncio.get_running_loop().run_in_executor(self._threads, _last_first, parts)
-            for first in range(0, len(last_first), _PART):
-                book.add(pool.found_at(last_first[first : first + _PART]), residency.__contains__)
+            newest_first = await asyncio.get_running_loop().run_in_executor(self._threads, _newest_first, parts)
+            for first in range(0, len(newest_first), _PART):
+                book.add(pool.found_at(newest_first[first : first + _PART]), residency.__contains__)
                 await asyncio.sleep(0)
         book.walked(namespaces)
 
 
-def _last_first(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
-    """Return the places of chunks, the last stored first. `parts`: ages and places. For a thread: of millions."""
+def _newest_first(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
+    """Return the places of chunks, the newest first. `parts`: ages and places.
+
+    Call it in a thread: there may be millions.
+    """
     if not parts:
         return np.empty(0, dtype=np.uint64)
     ages, places = (np.concatenate(columns) for columns in zip(*parts, strict=True))

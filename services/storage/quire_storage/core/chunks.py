@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.model.durability import Durability
 from quire.model.index import ChunkRecord
-from quire_storage.core.pool.slots import Shape, shape_of, slot_bytes_of
+from quire_storage.core.pool.slots import Shape, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Chunk:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the slot that it takes up."""
-        return slot_bytes_of(self.num_layers, self.slice_bytes)
+        """Size of its slot."""
+        return self.shape.slot_bytes
 
     def same_content(self, chunk: Chunk) -> bool:
         """Equal by shape and checksums."""

@@ -95,8 +95,8 @@ class LeafArc:
         self.enter([(key, parent, size)])
 
     def enter(self, chunks: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Enter different chunks, (key, parent, size), one after the other; those that are in stay where they are."""
-        rows, lists = self._rows.use_each(key for key, _, _ in chunks), self._lists
+        """Enter distinct chunks, (key, parent, size), in order. A chunk that is already in the tier keeps its place."""
+        rows, lists = [self._rows.use(key) for key, _, _ in chunks], self._lists
         assert len(set(rows)) == len(rows), "a chunk enters once"
         self._reach(max(rows, default=NO_ROW))
         parents, sizes, marks = self._parents, self._sizes, self._often
@@ -122,14 +122,14 @@ class LeafArc:
             reach(row, self._parents, self._children, self._sizes, self._often)
 
     def _extended(self, parent: bytes) -> int:
-        """Return the row of a chunk that one more chunk extends."""
+        """Count one more child of a chunk. Returns the chunk's row."""
         row = self._rows.use(parent)
         self._reach(row)
         self._children[row] += 1
         return row
 
     def _came_back(self, row: int, size: int) -> None:
-        """Adapt to a chunk that is back soon after its eviction."""
+        """Adapt the target to a chunk that returns soon after its eviction."""
         which = self._gone.index(self._lists.take(row))
         length, other_length = self._lists.count(self._gone[which]) + 1, self._lists.count(self._gone[1 - which])
         step = size * max(1.0, other_length / length)
@@ -143,8 +143,8 @@ class LeafArc:
 
     def touch_each(self, keys: Iterable[bytes]) -> None:
         """Touch chunks, one after the other; those that are not in are ignored."""
-        list_of, gone = self._lists.list_of, self._gone
-        rows = [row for row in self._rows.find_each(keys) if (number := list_of(row)) and number not in gone]
+        list_of, ghosts = self._lists.list_of, self._gone
+        rows = [row for row in self._rows.find_each(keys) if (number := list_of(row)) and number not in ghosts]
         for row in rows:
             if not self._often[row]:
                 self._bytes[0] -= self._sizes[row]

@@ -51,12 +51,6 @@ def shape_of(num_layers: int, slice_bytes: int) -> Shape:
     return Shape(num_layers, slice_bytes)
 
 
-@functools.lru_cache(maxsize=256)
-def slot_bytes_of(num_layers: int, slice_bytes: int) -> int:
-    """Return the bytes that a chunk of a shape takes up."""
-    return shape_of(num_layers, slice_bytes).slot_bytes
-
-
 @dataclass(slots=True)
 class _Slab:
     """A slab in use: a heap of its free slots, so that the lowest is taken first, and which are taken."""

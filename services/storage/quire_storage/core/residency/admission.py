@@ -41,7 +41,7 @@ def enter(copies: Copies, memory: SlotReservations, event: ev.StoreOffered) -> l
 
 
 def _verify(copies: Copies, event: ev.StoreOffered, stored: dict[bytes, Entry]) -> None:
-    """Compare with what is here or elsewhere. Raises `ContentConflict`."""
+    """Compare the offered chunks with the stored ones, on this node or elsewhere. Raises `ContentConflict`."""
     present = {chunk.key: chunk for chunk in event.elsewhere} | {key: entry.chunk for key, entry in stored.items()}
     conflicts = [chunk for chunk in event.chunks if chunk.key in present and not present[chunk.key].same_content(chunk)]
     if conflicts:

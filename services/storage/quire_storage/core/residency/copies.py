@@ -160,7 +160,7 @@ class Copies:
         for entry in entries:
             if entry.level is Durability.REPLICATED:
                 self.replicated[entry.key] = None
-            if entry.disk is None and self.pool is not None and entry.memory is not None:
+            if self.pool is not None and entry.disk is None and entry.memory is not None:
                 self.dirty[entry.key] = None
 
     def leave_orders(self, entry: Entry) -> None:
@@ -200,7 +200,7 @@ class Copies:
         entry.recorded = generation or entry.recorded
 
     def set_generations(self, listings: Sequence[tuple[Entry, int]]) -> None:
-        """Record the index entries that list this node for copies; 0 for none. Many new ones are counted at once."""
+        """Record the generation of each copy's index entry; 0 for none. Many new entries are counted in one step."""
         if len(listings) < _COUNTED_FROM or any(entry.generation or not generation for entry, generation in listings):
             for entry, generation in listings:
                 self.set_generation(entry, generation)
@@ -242,7 +242,7 @@ class Copies:
     def rest(self, entry: Entry) -> None:
         """Free the places and numbers that a copy no longer needs, after a use of it has ended."""
         if entry.pins or entry.number not in self.by_number:
-            return  # what is pinned stays as it is
+            return  # a pinned copy needs everything that it has
         if entry.is_used:  # perhaps by what does not need it in memory
             if entry.phase is Phase.RESIDENT and entry.memory is not None and not entry.is_kept_in_memory:
                 self.in_memory.release(entry.key)
@@ -290,5 +290,5 @@ class Copies:
 
 
 def _ordered(entry: Entry) -> tuple[bytes, bytes, int]:
-    """Return what an order of eviction knows of a copy."""
+    """Return key, parent and size of a copy, as an order of eviction stores them."""
     return entry.key, entry.chunk.record.parent, entry.chunk.slot_bytes

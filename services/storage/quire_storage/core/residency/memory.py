@@ -78,10 +78,10 @@ class SlotReservations:
         self._copies.out.append(ev.Complete(event.ticket, positions))
 
     def give(self, transfer: int, entries: Sequence[Entry]) -> None:
-        """Hand copies the slots that they lie in, which a transfer has."""
+        """Move the slots of copies from a transfer to the copies."""
         slots, ledger = self.transfers[transfer], self._copies.ledger
         for entry in entries:
-            assert entry.memory is not None, "it lies in the slot"
+            assert entry.memory is not None, "it has a slot"
             slots.remove(entry.memory.offset)
             ledger.move(entry.memory.offset, transfer, entry.number)
 
