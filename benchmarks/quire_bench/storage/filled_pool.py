@@ -53,7 +53,7 @@ def write_pool(folder: Path, chunks: int, space: Namespace) -> int:
     for first in range(0, chunks, _PREFIX):
         count = min(_PREFIX, chunks - first)
         chain = records(ChunkKeys(os.urandom(32 * count)), 0, count, namespace=space.tag)
-        places = pool_map.allocate(SHAPE, count)
+        places = pool_map.take(SHAPE, count)
         pool_map.commit(
             [
                 Placed(Header(Chunk(record, SHAPE.num_layers, SHAPE.slice_bytes, sums, now_ms)), where)

@@ -144,7 +144,7 @@ class _Bench:
         addresses = base + np.arange(count, dtype=np.int64) * self.shape.slice_room
         # The same batch of memory for every layer: what is written is of no matter here, only how fast.
         stride = count * self.shape.slice_room if count * self.shape.slot_bytes <= BATCH_BYTES else 0
-        places = self.pool.map.allocate(self.shape, count)
+        places = self.pool.map.take(self.shape, count)
         placed = [Placed(Header(chunk), place) for chunk, place in zip(chunks, places, strict=True)]
         await self.pool.write(placed, addresses, np.full(count, stride))
         return placed

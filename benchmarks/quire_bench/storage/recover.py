@@ -74,7 +74,7 @@ def _write_headers(folder: Path, slots: int) -> int:
     sums = np.zeros(_SHAPE.num_layers, dtype=np.uint32)
     for first in range(0, slots, _BATCH):
         numbers = range(first, min(slots, first + _BATCH))
-        places = pool_map.allocate(_SHAPE, len(numbers))
+        places = pool_map.take(_SHAPE, len(numbers))
         placed = []
         for number, where in zip(numbers, places, strict=True):
             key = number.to_bytes(32, "big")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.model.chunk_object import sound_header
 from quire.model.durability import Durability
-from quire.model.errors import LayoutInvalid, PoolFull
+from quire.model.errors import LayoutInvalid
 from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool.format import (
@@ -56,7 +56,7 @@ def _chunk(number: int, shape: Shape) -> Chunk:
 
 
 def _place(pool: PoolMap, chunks: list[Chunk]) -> list[Placed]:
-    places = pool.allocate(chunks[0].shape, len(chunks))
+    places = pool.take(chunks[0].shape, len(chunks))
     placed = [Placed(Header(chunk), place) for chunk, place in zip(chunks, places, strict=True)]
     pool.commit(placed)
     return placed
@@ -93,24 +93,38 @@ def test_a_thousand_layers_do_not_fit_a_header() -> None:
 def test_consecutive_chunks_go_round_the_drives() -> None:
     """One layer of many chunks draws on all drives, in runs of the stripe."""
     pool = _map(_images(2), stripe_bytes=8192)
-    drives = [place.drive for place in pool.allocate(Shape(4, 4096), 16)]
+    drives = [place.drive for place in pool.take(Shape(4, 4096), 16)]
     assert drives == [0, 0, 1, 1] * 4
-    assert [place.drive for place in pool.allocate(Shape(2, 8192), 4)] == [0, 1, 0, 1]
+    assert [place.drive for place in pool.take(Shape(2, 8192), 4)] == [0, 1, 0, 1]
 
 
 def test_a_full_drive_leaves_its_share_to_the_others_and_a_failed_one_gets_none() -> None:
     shape = Shape(4, 4096)
     pool = _map(_images(2), stripe_bytes=4096)
     everything = 2 * 8 * 16
-    with pytest.raises(PoolFull):
-        pool.allocate(shape, everything + 1)
-    assert pool.used_bytes == 0, "all or nothing"
-    places = pool.allocate(shape, everything)
+    places = pool.take(shape, everything + 1)
+    assert len(places) == everything
+    pool.release(places)
+    assert pool.used_bytes == 0
+    places = pool.take(shape, everything)
     pool.release([place for place in places if place.drive == 1][:5])
-    assert {place.drive for place in pool.allocate(shape, 5)} == {1}
+    assert {place.drive for place in pool.take(shape, 5)} == {1}
     pool = _map(_images(2), stripe_bytes=4096)
     pool.fail(0)
-    assert {place.drive for place in pool.allocate(shape, 10)} == {1}
+    assert {place.drive for place in pool.take(shape, 10)} == {1}
+
+
+def test_slots_without_a_page_for_their_headers_hide_no_others() -> None:
+    """Of a slab that is partly used the free slots are taken first; no page is left for their headers."""
+    shape = Shape(4, 4096)  # 16 to a slab, 8 headers to a page
+    pool = _map(_images(1, DriveGeometry(1 << 18, 8, 5)), geometry=DriveGeometry(1 << 18, 8, 5))
+    places = pool.take(shape, 100)
+    assert len(places) == 40, "two slabs, and half of the third"
+    assert pool.release(places[:16]) > 16, "a slab that is empty may have any shape, and the third takes its pages"
+    assert len(pool.take(shape, 8)) == 8
+    pool.release(places[16:20])
+    again = [place.offset for place in pool.take(shape, 100)]
+    assert {place.offset for place in places[16:20]} < set(again) and len(again) == 12
 
 
 @settings(max_examples=60)
@@ -148,7 +162,7 @@ def test_recovery_finds_what_is_committed_and_nothing_else(stores: list[tuple[Sh
         assert found.header.chunk.record == placed.header.chunk.record
     assert {entry[0] for entry in again.entries()} == set(alive)
     taken = {(placed.place.drive, placed.place.offset) for placed in alive.values()}
-    fresh = again.allocate(Shape(3, 4096), 4)
+    fresh = again.take(Shape(3, 4096), 4)
     assert not taken & {(place.drive, place.offset) for place in fresh}
 
 

@@ -7,7 +7,6 @@ image; a `Chunk` is made of them on demand.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.durability import Durability
-from quire.model.errors import PoolFull
 from quire.model.keys import KEY_BYTES
 from quire_storage.core.chunks import DiskPlace, Placed
 from quire_storage.core.namespaces import ChunkFacts
@@ -39,7 +37,7 @@ from quire_storage.core.pool.format import (
     stored_ms,
     unpack_pool_header,
 )
-from quire_storage.core.pool.slots import Shape, SlotAllocator
+from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator
 from quire_storage.core.rows import KeyNumbers, KeyRows
 
 Bytes = npt.NDArray[np.uint8]
@@ -129,10 +127,10 @@ class PoolMap:
         for drive in self._drives:
             drive.slots.slots_per_slab(shape)
 
-    def allocate(self, shape: Shape, count: int) -> list[DiskPlace]:
-        """Allocate `count` slots, in runs that alternate between the drives.
+    def take(self, shape: Shape, count: int) -> list[DiskPlace]:
+        """Take up to `count` slots, as many as there are, in runs that alternate between the drives.
 
-        Raises `PoolFull` or `LayoutInvalid`; then none is taken.
+        Raises `LayoutInvalid`; then none is taken.
         """
         size = header_bytes(shape.num_layers)
         run = max(1, self._stripe_bytes // shape.slice_room)
@@ -150,25 +148,25 @@ class PoolMap:
                 places += got
                 if len(got) < in_run:
                     full.add(index)
-            if len(places) < count:
-                raise PoolFull(
-                    f"no room on the drives for {count} chunks of {shape.bytes} bytes ({self.used_bytes} in use)"
-                )
         except BaseException:
             self.release(places)
             raise
         return places
 
-    def release(self, places: Iterable[DiskPlace]) -> None:
-        """Let slots be taken again, but for those of failed drives.
+    def release(self, places: Iterable[DiskPlace]) -> int:
+        """Let slots be taken again, but for those of failed drives; returns for how many more chunks there may be room.
 
         Only when no sound header for them can come back (see `pool_format`).
         """
+        room = 0
         for place in places:
             self._allocated.pop((place.drive, place.header), None)
-            if not self._drives[place.drive].failed:
+            drive = self._drives[place.drive]
+            if not drive.failed:
                 self.set_listing(place, 0, False)
-                self._free(self._drives[place.drive], [place.offset])
+                emptied = drive.free([place.offset])  # such a slab may serve chunks of any shape
+                room += 1 + emptied * (drive.geometry.slab_bytes // ALIGNMENT)
+        return room
 
     # ---- headers
 
@@ -405,7 +403,7 @@ class PoolMap:
             drive, at = self._drives[place_ >> _DRIVE_SHIFT], place_ & ((1 << _DRIVE_SHIFT) - 1)
             row = pool_fields(drive.image[at:])
             shape = Shape(int(row["num_layers"]), int(row["slice_bytes"]))
-            self._free(drive, [drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])
+            drive.free([drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])
         return older
 
     # ----
@@ -466,27 +464,11 @@ class PoolMap:
         """Whether any drive is left."""
         return not all(drive.failed for drive in self._drives)
 
-    def _free(self, drive: MappedDrive, offsets: Sequence[int]) -> None:
-        for slab in drive.slots.free(offsets):
-            for page in drive.pages.pop(slab, {}).values():
-                heapq.heappush(drive.free_pages, page)
-
     def _take(self, index: int, shape: Shape, count: int, size: int) -> list[DiskPlace]:
         """Up to `count` slots of a drive, with room for their headers."""
-        drive, per_page = self._drives[index], PAGE_BYTES // size
+        drive, places = self._drives[index], []
         stride = drive.slots.layer_stride(shape)
-        places = []
-        offsets = drive.slots.take(shape, count).tolist()
-        for at, offset in enumerate(offsets):
-            slab, slot = drive.slots.slot_of(offset, shape)
-            pages = drive.pages.setdefault(slab, {})
-            if slot // per_page not in pages:
-                if not drive.free_pages:
-                    self._free(drive, offsets[at:])  # bytes are left, headers are not
-                    break
-                pages[slot // per_page] = heapq.heappop(drive.free_pages)
-                drive.pages_used = max(drive.pages_used, pages[slot // per_page] + 1)
-            header = pages[slot // per_page] * PAGE_BYTES + slot % per_page * size
+        for offset, header in drive.take(shape, count, size):
             self._generation += 1
             self._allocated[index, header] = self._generation
             places.append(DiskPlace(index, offset, stride, header))

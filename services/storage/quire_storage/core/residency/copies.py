@@ -51,7 +51,8 @@ class Copies:
         retired_in_objects: Keys of those that the object tier has, as far as is known.
         arriving: While a scan runs, the keys of copies that arrived or moved.
         unblocked: A store that waits for a key may proceed.
-        retry_unplaced: Writes that wait for space may be placed now, or need less.
+        freed_places: How many places on the drives have come free since writes that wait for some were looked at.
+        left_writes: Numbers of writes that need less since then: copies of theirs have left.
     """
 
     def __init__(self, arena: SlotAllocator, pool: PoolMap | None, *, objects: bool) -> None:
@@ -76,7 +77,8 @@ class Copies:
         self.off_drives = 0
         self.arriving: set[bytes] | None = None
         self.listed_count = self.listed_digest = 0
-        self.unblocked = self.retry_unplaced = False
+        self.unblocked = False
+        self.freed_places, self.left_writes = 0, set[int]()
         self.last_number = 1 << 40  # tickets of callers are below
         if pool is not None:
             stored = pool.entries()
@@ -239,6 +241,11 @@ class Copies:
 
     # ---- the end of a use
 
+    @property
+    def may_place(self) -> bool:
+        """Whether a write that waits for space may be placed now, or needs less."""
+        return bool(self.freed_places or self.left_writes)
+
     def rest(self, entry: Entry) -> None:
         """Free the places and numbers that a copy no longer needs, after a use of it has ended."""
         if entry.pins or entry.number not in self.by_number:
@@ -278,8 +285,7 @@ class Copies:
             self.ledger.free([entry.memory.offset], entry.number)
         if entry.disk is not None and self.pool is not None:
             self.count_leaving(entry, -1)
-            self.pool.release([entry.disk])
-            self.retry_unplaced = True
+            self.freed_places += self.pool.release([entry.disk])
         del self.by_number[entry.number]
         self.leaving[entry.key] -= 1
         if not self.leaving[entry.key]:

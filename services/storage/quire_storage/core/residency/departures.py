@@ -84,7 +84,7 @@ class Departures:
         copies.detach(entry)
         copies.leaving[entry.key] += 1
         if entry.write:  # perhaps one that waits for space, which this copy does not need any more
-            copies.retry_unplaced = True
+            copies.left_writes.add(entry.write)
         if entry.question:  # the answer may end what lists the next copy of the key
             copies.withdrawing[entry.key] += 1
         copies.leave_orders(entry)

@@ -10,6 +10,7 @@ from typing import Final
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
 from quire_storage.core.chunks import DiskPlace, Header
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency.entry import Entry
 
 RANK: Final = {level: rank for rank, level in enumerate(Durability)}
@@ -66,18 +67,22 @@ class DriveWrite:
 
     Attributes:
         number: Of the write.
+        shape: Of all of its chunks.
         entries: The copies.
         background: It is of the flush, and no goal began it.
         places: Their places; empty while there is no space.
         headers: Headers that are being written.
         goals: Goals that wait for it.
         tries: Drives that have failed it.
+        lacking: While it waits for places: how many have to come free before it is tried again.
     """
 
     number: int
+    shape: Shape
     entries: list[Entry]
     background: bool
     places: list[DiskPlace] = field(default_factory=list)
     headers: list[Header] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     tries: int = 0
+    lacking: int = 0

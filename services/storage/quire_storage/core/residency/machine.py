@@ -79,7 +79,7 @@ class Residency(Contents):
             if self.memory.waiting:
                 self.memory.serve()
                 self.eviction.ask_for_memory()
-            if not (writes.ready or copies.unblocked or copies.retry_unplaced):
+            if not (writes.ready or copies.unblocked or copies.may_place):
                 break
         writes.end_stop()
 

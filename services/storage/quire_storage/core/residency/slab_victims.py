@@ -16,17 +16,20 @@ _SLABS_TRIED: Final = 64
 
 
 class SlabVictims:
-    """Chooses from one slab until nothing of it can be evicted, or the index refused some of it."""
+    """Chooses from one slab until nothing of it can be evicted, or the index refused some of it.
+
+    Chunks that have the shape, and are the coldest, need no slab of their own.
+    """
 
     def __init__(self, order: LeafArc, pool: PoolMap | None) -> None:
         self._order = order
         self._pool = pool
         self._beside: list[bytes] = []
 
-    def victims(self, shape: Shape, is_kept: Kept, limit: int) -> list[bytes]:
-        """Keys, children first, taken out of the order: the coldest one if it has the shape, else some of its slab.
+    def victims(self, shape: Shape, count: int, is_kept: Kept, limit: int) -> list[bytes]:
+        """At most `limit` keys, children first, taken out of the order: the `count` coldest while they have the shape.
 
-        Empty if no such slab has a key that can be evicted.
+        Where the coldest one has another shape, keys of its slab. Empty if no such slab has a key that can be evicted.
         """
         skipped: list[bytes] = []
         victims: list[bytes] = []
@@ -37,8 +40,7 @@ class SlabVictims:
                 if key is None or placed is None:
                     break
                 if placed.header.chunk.shape == shape:
-                    self._order.evicted(key)
-                    victims = [key]
+                    victims = self._coldest(shape, is_kept, min(count, limit))
                     break
                 self._beside = self._pool.keys_beside(placed)
                 self._order.set_aside(key)
@@ -53,6 +55,17 @@ class SlabVictims:
     def refused(self) -> None:
         """The index keeps some of the chosen ones: try another slab."""
         self._beside = []
+
+    def _coldest(self, shape: Shape, is_kept: Kept, limit: int) -> list[bytes]:
+        assert self._pool is not None, "the order is of its chunks"
+        coldest: list[bytes] = []
+        while len(coldest) < limit and (key := self._order.victim(is_kept)) is not None:
+            placed = self._pool.get(key)
+            if placed is None or placed.header.chunk.shape != shape:
+                break
+            self._order.evicted(key)
+            coldest.append(key)
+        return coldest
 
     def _leaves(self, keys: Sequence[bytes], is_kept: Kept, limit: int) -> list[bytes]:
         leaves: list[bytes] = []

@@ -57,8 +57,8 @@ class Writes:
         groups: dict[Shape, list[Entry]] = {}
         for entry in entries:
             groups.setdefault(entry.chunk.shape, []).append(entry)
-        for group in groups.values():
-            write = DriveWrite(self._copies.number(), group, goal is None)
+        for shape, group in groups.items():
+            write = DriveWrite(self._copies.number(), shape, group, goal is None)
             self.running[write.number] = write
             for entry in group:
                 entry.write = write.number
@@ -106,7 +106,7 @@ class Writes:
             return
         write, pool = self.running[event.write], self._copies.pool
         assert pool is not None, "a drive was written to"
-        pool.release(write.places)
+        self._copies.freed_places += pool.release(write.places)
         write.places, write.tries = [], write.tries + 1
         if isinstance(event.error, DriveFailed) and pool.working and write.tries < GROUP:
             self._place(write)
@@ -117,7 +117,7 @@ class Writes:
         """Fail the writes that wait for space."""
         unplaced, self.unplaced = self.unplaced, []
         for write in unplaced:
-            size = sum(entry.chunk.slot_bytes for entry in write.entries)
+            size = len(write.entries) * write.shape.slot_bytes
             self._give_up(write, PoolFull(f"no space on the drives for {size} bytes, and nothing that may go"))
 
     def _join(self, goal: Goal, write: DriveWrite) -> None:
@@ -134,12 +134,14 @@ class Writes:
             self._spare(write, leaving)
         if not write.entries:
             return
-        try:
-            write.places = pool.allocate(write.entries[0].chunk.shape, len(write.entries))
-        except PoolFull:
+        places = pool.take(write.shape, len(write.entries))
+        if len(places) < len(write.entries):
+            pool.release(places)
+            write.lacking = len(write.entries) - len(places)
             if write not in self.unplaced:
                 self.unplaced.append(write)
             return
+        write.places = places
         headers = write.headers = [entry.header() for entry in write.entries]
         sources = [entry.memory for entry in write.entries if entry.memory is not None]
         assert len(sources) == len(headers), "what is written lies in memory"
@@ -259,11 +261,16 @@ class Writes:
 
     def place_unplaced(self) -> None:
         """Rule: after space was freed, or copies of such writes have left, try the writes that wait for space."""
-        if self._copies.retry_unplaced:
-            self._copies.retry_unplaced = False
+        copies = self._copies
+        if copies.may_place:
+            freed, left, copies.freed_places, copies.left_writes = copies.freed_places, copies.left_writes, 0, set()
             unplaced, self.unplaced = self.unplaced, []
             for write in unplaced:
-                self._place(write)
+                write.lacking -= freed
+                if write.lacking <= 0 or write.number in left:
+                    self._place(write)
+                else:
+                    self.unplaced.append(write)
 
     def flush(self) -> None:
         """Rule: write copies in memory only, a group at a time."""
