@@ -120,6 +120,23 @@ def bench_store(
     report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
 
 
+def bench_full(
+    tier: Annotated[str, typer.Option(help="one or both: drives,memory")] = "drives,memory",
+    chunk_kib: Annotated[str, typer.Option(help="one or several")] = "32,256",
+    nodes: Annotated[str, typer.Option(help="numbers of storage nodes")] = "1,3",
+    mib: Annotated[int, typer.Option(help="of each store")] = 16,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Stores at nodes that are full against the same stores while there was room."""
+    from quire_bench import full as bench
+    from quire_bench import pairs
+
+    sizes, counts = ([int(text) for text in each.split(",")] for each in (chunk_kib, nodes))
+    report = bench.run(tier.split(","), sizes, counts, mib)
+    report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
+
+
 def bench_ttft(
     contexts: Annotated[
         str, typer.Option(help="prompt lengths in tokens, separated by commas")

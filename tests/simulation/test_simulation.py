@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import ROOT, days
 
-_SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "6"))
+_SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "4"))
 _MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "200"))
 _STEP = 4
 _SIMULATED = [name for name, mutation in MUTATIONS.items() if not mutation.explored and not mutation.tested]
@@ -68,9 +68,15 @@ def test_a_known_fault_fails_its_test(name: str) -> None:
     assert done.returncode == 1 and "= FAILURES =" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+_FOUND_SOON = ("repeated-keys", "staging-without-shares", "announced-before-copied", "leaked-pins", "stops-unanswered")
+
+
 def _marked(name: str) -> Any:
-    """Faults that take most seeds to find are looked for by `make mutations` alone."""
-    return pytest.param(name, marks=pytest.mark.long) if name in ("parts-not-compared", "answers-not-kept") else name
+    """Faults that take most seeds to find are looked for by `make mutations` alone, most others by `make test-slow`."""
+    if name in _FOUND_SOON:
+        return name
+    takes_most = name in ("parts-not-compared", "answers-not-kept")
+    return pytest.param(name, marks=pytest.mark.long if takes_most else pytest.mark.slow)
 
 
 @pytest.mark.timeout(900)
