@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -134,8 +133,8 @@ class CopyEvictions:
         copies, pool, unplaced = self._copies, self._copies.pool, self._writes.unplaced
         if pool is None or self.asking:
             return
-        coming_bytes = self._coming_bytes() if unplaced and copies.leaving_bytes else 0
-        if self._writes.stopping and not coming_bytes:
+        soon_free = bool(unplaced and copies.leaving_bytes) and self._space_is_coming()
+        if self._writes.stopping and not soon_free:
             self._writes.give_up_unplaced()
         if self._writes.stopping or copies.now_s < self._trim_at_s:
             return
@@ -144,21 +143,21 @@ class CopyEvictions:
             self._trimming = True
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
         waiting_bytes = sum(write.lacking * write.shape.slot_bytes for write in unplaced)
-        needed = max(excess, waiting_bytes - coming_bytes)
+        needed = max(excess, 0 if soon_free else waiting_bytes)
         self._trimming = excess > 0
         if needed <= 0:
             return
         victims: list[Entry] = []
         if excess <= 0 and unplaced:
             shape = unplaced[0].shape
-            wanted = math.ceil(needed / shape.slot_bytes)
+            wanted = sum(write.lacking for write in unplaced if write.shape == shape)
             victims = self._woken(self._slabs.victims(shape, wanted, copies.is_kept_on_disk, GROUP))
         victims = victims or self._victims(copies.on_disk, copies.is_kept_on_disk, needed)
         if victims:
             self._ask_for(victims, copies.on_disk)
             return
         self._trimming = False
-        if not coming_bytes:
+        if not soon_free:
             self._writes.give_up_unplaced()
 
     def ask_for_memory(self) -> None:
@@ -218,14 +217,17 @@ class CopyEvictions:
         question.tier.touch(entry.key)
         self._copies.rest(entry)
 
-    def _coming_bytes(self) -> int:
-        """Return how many bytes of the drives will be free without an eviction, 0 if stores wait for what they hold."""
+    def _space_is_coming(self) -> bool:
+        """Return whether space on the drives will be freed without an eviction.
+
+        Stores may wait for space that they hold.
+        """
         if self._departures.removals:
-            return self._copies.leaving_bytes
+            return True
         holders = self._pins.holders
         by_stores = Counter(entry for ticket in self._stores.goals for entry in holders.get(ticket, ()))
         held_bytes = sum(entry.chunk.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
-        return self._copies.leaving_bytes - held_bytes
+        return self._copies.leaving_bytes > held_bytes
 
     def _victims(self, tier: LeafArc, is_kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
         victims, size = list[Entry](), 0

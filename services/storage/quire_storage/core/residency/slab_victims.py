@@ -25,12 +25,15 @@ class SlabVictims:
         self._order = order
         self._pool = pool
         self._beside: list[bytes] = []
+        self._shape: Shape | None = None
 
     def victims(self, shape: Shape, count: int, is_kept: Kept, limit: int) -> list[bytes]:
         """At most `limit` keys, children first, taken out of the order: the `count` coldest while they have the shape.
 
         Where the coldest one has another shape, keys of its slab. Empty if no such slab has a key that can be evicted.
         """
+        if shape != self._shape:  # what was chosen beside another one may have been stored again since
+            self._shape, self._beside = shape, []
         skipped: list[bytes] = []
         victims: list[bytes] = []
         while not victims and len(skipped) < _SLABS_TRIED and self._pool is not None:
