@@ -132,7 +132,7 @@ def bench_full(
     from quire_bench import full as bench
     from quire_bench import pairs
 
-    sizes, counts = ([int(text) for text in each.split(",")] for each in (chunk_kib, nodes))
+    sizes, counts = [int(text) for text in chunk_kib.split(",")], [int(text) for text in nodes.split(",")]
     report = bench.run(tier.split(","), sizes, counts, mib)
     report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
 

@@ -1,4 +1,4 @@
-"""Stores at nodes that are full, where each has to evict what it needs, against the same stores at nodes that are not.
+"""Stores at full nodes, where each store has to evict other chunks, against the same stores at nodes with room.
 
 Prefixes are stored one after the other until the nodes have been filled twice. The first quarter of the stores finds
 room; the last quarter does not.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from contextlib import AsyncExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +31,7 @@ _LEVELS: Final = {"drives": Durability.LOCAL, "memory": Durability.MEMORY}
 
 
 def run(tiers: list[str], chunk_kib: list[int], nodes: list[int], mib: int) -> Report:
-    """Prefixes of `mib` MiB in chunks of `chunk_kib`, each in a call of its own. Raises `InvalidRequest`."""
+    """Store prefixes of `mib` MiB in chunks of `chunk_kib`, each in a call of its own. Raises `InvalidRequest`."""
     report = Report("full", {"name": "the same stores while there was room", "unit": "GB/s"}, tall=True)
     for tier, size, count in product(tiers, chunk_kib, nodes):
         if tier not in _LEVELS:
@@ -49,7 +48,7 @@ def run(tiers: list[str], chunk_kib: list[int], nodes: list[int], mib: int) -> R
 
 
 def label(params: dict[str, Any]) -> str:
-    """Of a row, in a figure."""
+    """Return the name of a row in a figure."""
     return f"{params['tier']}, {params['chunk KiB']} KiB, nodes: {params['nodes']}"
 
 
@@ -62,24 +61,21 @@ def _measure(tier: str, layout: KvLayout, nodes: int, chunks: int) -> Row:
             Path(name), storage_nodes=nodes, arena_bytes=arena, drive_bytes=_NODE_BYTES, decoders=0, settings=settings
         ) as cluster:
             count = _FILLED * nodes * _NODE_BYTES // payload
-            seconds, cut_short = uvloop.run(_stores(cluster, _LEVELS[tier], layout, chunks, count))
-    before, full = ([payload / each / 1e9 for each in part] for part in (seconds[: count // 4], seconds[-count // 4 :]))
-    measured = {"GB/s": median(full), "spread": spread(full), "ms": median(seconds[-count // 4 :]) * 1e3}
-    measured["stores cut short, of 100"] = 100 * cut_short / count
+            rates = uvloop.run(_stores(cluster, _LEVELS[tier], layout, chunks, count))
+    roomy, full = rates[: count // 4], rates[-count // 4 :]
+    cut_short = 100 * rates.count(0.0) / count
+    measured = {"GB/s": median(full), "spread": spread(full), "stores cut short, of 100": cut_short}
     params = {"tier": tier, "chunk KiB": layout.chunk_bytes >> 10, "nodes": nodes, "chunks": chunks}
-    return Row(params, measured, median(before), median(full) / median(before))
+    return Row(params, measured, median(roomy), median(full) / median(roomy))
 
 
-async def _stores(
-    cluster: LocalCluster, level: Durability, layout: KvLayout, chunks: int, count: int
-) -> tuple[list[float], int]:
-    """Seconds of each store, and how many were not acknowledged whole."""
-    seconds, cut_short = list[float](), 0
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncClient(cluster.gateway_address))
-        source = client.allocate(layout.payload_bytes(chunks))
+async def _stores(cluster: LocalCluster, level: Durability, layout: KvLayout, chunks: int, count: int) -> list[float]:
+    """Return GB/s of each store, 0 for one that was not acknowledged whole."""
+    payload, rates = layout.payload_bytes(chunks), list[float]()
+    async with AsyncClient(cluster.gateway_address) as client:
+        source = client.allocate(payload)
         assert source.view is not None
-        source.view[:] = np.random.default_rng(3).integers(0, 256, len(source.view), dtype=np.uint8)
+        source.view[:] = np.random.default_rng(3).integers(0, 256, payload, dtype=np.uint8)
         for number in range(count):
             namespace = Namespace("bench", str(number), layout)
             keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)))
@@ -87,8 +83,8 @@ async def _stores(
             session = await client.store(namespace, keys, 0, source, durability=level, complete=True)
             try:
                 await session.commit()
+                rates.append(payload / (time.perf_counter() - began) / 1e9)
             except PartlyStored:
-                cut_short += 1
-            seconds.append(time.perf_counter() - began)
+                rates.append(0.0)
         source.close()
-    return seconds, cut_short
+    return rates

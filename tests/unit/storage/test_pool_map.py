@@ -115,7 +115,7 @@ def test_a_full_drive_leaves_its_share_to_the_others_and_a_failed_one_gets_none(
 
 
 def test_slots_without_a_page_for_their_headers_hide_no_others() -> None:
-    """Of a slab that is partly used the free slots are taken first; no page is left for their headers."""
+    """The allocator takes the free slots of the lowest slab first, although no page is left for their headers."""
     shape = Shape(4, 4096)  # 16 to a slab, 8 headers to a page
     pool = _map(_images(1, DriveGeometry(1 << 18, 8, 5)), geometry=DriveGeometry(1 << 18, 8, 5))
     places = pool.take(shape, 100)

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
-from quire_storage.core.chunks import Copy, DiskPlace
-from quire_storage.core.pool.slots import Shape
+from quire_storage.core.chunks import Copy
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.invariants import under_way
@@ -301,34 +300,6 @@ def test_a_new_shape_empties_one_slab_of_a_drive_and_no_more() -> None:
     world.settle()
     assert world.acknowledge(transfer, store) == {chunk_of(4).key}
     assert world.residency.evictions["disk"] == 4
-
-
-def test_where_headers_run_out_before_bytes_one_question_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a question for each chunk, and places were looked for whenever a slot came free: 20 s for 700 chunks."""
-    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=20)
-    asked, looked = list[ev.Instruction](), list[int]()
-    for first in range(0, 64, 8):  # eight slabs of four; there are eight pages of headers
-        transfer, store = world.store([chunk_of(first + at) for at in range(4)], Durability.LOCAL)
-        world.settle()
-        assert len(world.acknowledge(transfer, store)) == 4
-    assert world.pool is not None and world.pool.used_bytes < world.pool.capacity_bytes / 2
-    take, begin = world.pool.take, world._begin
-
-    def counted(shape: Shape, count: int) -> list[DiskPlace]:
-        looked.append(count)
-        return take(shape, count)
-
-    def heard(said: ev.Instruction) -> None:
-        asked.append(said)
-        begin(said)
-
-    monkeypatch.setattr(world.pool, "take", counted)
-    monkeypatch.setattr(world, "_begin", heard)
-    transfer, store = world.store([chunk_of(64 + at) for at in range(4)], Durability.LOCAL)
-    world.settle()
-    assert len(world.acknowledge(transfer, store)) == 4
-    assert sum(isinstance(said, ev.AskToEvict) for said in asked) == 1 and world.residency.evictions["disk"] == 4
-    assert len(looked) == 2, "when it began, and when the fourth place was free"
 
 
 def test_a_node_whose_drives_are_full_stops_all_the_same() -> None:

@@ -150,8 +150,8 @@ class CopyEvictions:
         victims: list[Entry] = []
         if excess <= 0 and unplaced:
             shape = unplaced[0].shape
-            wanted = sum(write.lacking for write in unplaced if write.shape == shape)
-            victims = self._woken(self._slabs.victims(shape, wanted, copies.is_kept_on_disk, GROUP))
+            lacking = sum(write.lacking for write in unplaced if write.shape == shape)
+            victims = self._woken(self._slabs.victims(shape, lacking, copies.is_kept_on_disk, GROUP))
         victims = victims or self._victims(copies.on_disk, copies.is_kept_on_disk, needed)
         if victims:
             self._ask_for(victims, copies.on_disk)

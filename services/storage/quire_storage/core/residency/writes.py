@@ -263,11 +263,12 @@ class Writes:
         """Rule: after space was freed, or copies of such writes have left, try the writes that wait for space."""
         copies = self._copies
         if copies.may_place:
-            freed, left, copies.freed_places, copies.left_writes = copies.freed_places, copies.left_writes, 0, set()
+            freed, copies.freed_places = copies.freed_places, 0
+            smaller, copies.left_writes = copies.left_writes, set()
             unplaced, self.unplaced = self.unplaced, []
             for write in unplaced:
                 write.lacking -= freed
-                if write.lacking <= 0 or write.number in left:
+                if write.lacking <= 0 or write.number in smaller:
                     self._place(write)
                 else:
                     self.unplaced.append(write)
