@@ -117,6 +117,11 @@ class World:
         self._tickets += 1
         return self._tickets
 
+    def pass_time(self) -> None:
+        """Ranges that were registered until now have waited long enough for others that extend them."""
+        self.now_s += 10.0
+        self.post(ev.TimePassed())
+
     def store(
         self,
         chunks: list[Chunk],

@@ -142,6 +142,30 @@ def test_chunks_that_enter_together_enter_as_one_after_the_other(steps: list[tup
         assert together._target_bytes == one_by_one._target_bytes
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_stays_after_all_is_where_it_was(uses: int, forgotten: bool) -> None:
+    """Also where it is no longer remembered that it was taken out."""
+    tier = LeafArc(4)
+    for number in range(4):
+        tier.insert(_key(number), _key(number + 1), 1)
+    if uses == 2:
+        tier.touch_each(map(_key, range(4)))
+    if forgotten:
+        tier._capacity_bytes = 0
+    before = list(tier), list(tier._bytes), list(tier._gone_bytes), tier._target_bytes
+    assert tier.evict(lambda _: False) == _key(0)
+    assert tier.is_leaf(_key(1))
+    tier.put_back(_key(0), _key(1), 1)
+    assert not tier.is_leaf(_key(1))
+    counted_once = forgotten and uses == 2
+    assert (list(tier), tier._bytes, tier._gone_bytes, tier._target_bytes) == (
+        before[0], [1, 3] if counted_once else before[1], *before[2:]
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="taken out"):
+        tier.put_back(_key(0), _key(1), 1)
+
+
 def test_what_is_kept_is_not_evicted() -> None:
     for tier in (LeafArc(4), LeafLru(4), S3Fifo(4)):
         for number in range(4):

@@ -59,8 +59,9 @@ def test_a_scan_names_what_stays_and_arrivals_are_noted() -> None:
     ages = {key: world.residency.age(key) for key in here}
     assert None not in ages.values() and world.residency.age(chunk_of(11).key) is None
     for key in here:
-        parent = (int.from_bytes(key, "big") - 1).to_bytes(32, "big")
-        if parent in here and int.from_bytes(key, "big") % 4:
+        number = int.from_bytes(key, "big")
+        parent = chunk_of(number - 1).key if number % 4 else b""
+        if parent in here:
             assert (ages[parent] or 0) < (ages[key] or 0), "in the order of storing"
 
 

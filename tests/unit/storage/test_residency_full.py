@@ -12,6 +12,7 @@ from quire_storage.core.chunks import DiskPlace
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.spared import Spared
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
 FULL = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
@@ -83,3 +84,73 @@ def test_a_question_counts_the_places_of_one_shape(monkeypatch: pytest.MonkeyPat
     world.settle()
     assert len(questions[0].records) == 1, "one place came free, and one is lacking"
     assert len(world.acknowledge(*first)) == 2 and len(world.acknowledge(*second)) == 1
+
+
+def test_a_stop_waits_for_no_answer_of_the_index() -> None:
+    """It may have stopped first: a node with more in memory than on its drives waited for it until it was killed."""
+    world = _full([0, 8])
+    for first in (16, 24):
+        transfer, store = world.store([chunk_of(first)], Durability.MEMORY)
+        world.end(world.operation("register"))
+        world.acknowledge(transfer, store)
+    assert world.residency.eviction.asking and world.residency.writes.unplaced
+    world.post(ev.Stopping(ticket := world.ticket()))
+    assert ticket in world.answers
+    world.settle()
+
+
+def _used(world: World, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        ticket = world.pin([number])
+        world.held.pop(ticket)
+        world.post(ev.Unpinned(ticket))
+
+
+@pytest.mark.parametrize("spared", [True, False])
+def test_the_end_of_a_range_stays_while_its_next_one_is_registered(
+    spared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another node. All other chunks were used twice, so that ARC would let the newest go first."""
+    if not spared:
+        monkeypatch.setattr(Spared, "registered", lambda *_: None)
+    world = _full([0, 8, 16])
+    world.pass_time()
+    _used(world, [at + first for first in (0, 8, 16) for at in range(4)])
+    stored(world, [chunk_of(24), chunk_of(25)])
+    stored(world, [chunk_of(32), chunk_of(33)])
+    assert (chunk_of(25).key in world.residency) is spared
+    world.pass_time()
+    stored(world, [chunk_of(40), chunk_of(41)])
+    assert chunk_of(25).key not in world.residency, "nothing has extended it"
+
+
+def test_the_ends_of_ranges_go_where_nothing_else_may() -> None:
+    world = _full([0, 8])
+    stored(world, [chunk_of(16)])
+    assert world.residency.evictions == {"disk": 1} and chunk_of(3).key not in world.residency
+
+
+def test_what_the_index_keeps_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order is as it was. Until then others are asked for, though they were used later."""
+    world = _full([0, 8, 16])
+    world.pass_time()
+    world.leased = {chunk_of(3).key}
+    questions = _questions(world, monkeypatch)
+    for number in (24, 32, 40):
+        stored(world, [chunk_of(number)])
+    world.leased.clear()
+    stored(world, [chunk_of(48)])
+    world.pass_time()
+    stored(world, [chunk_of(56)])
+    asked = [int.from_bytes(record.key, "big") for question in questions for record in question.records]
+    assert asked == [3, 11, 10, 9, 8, 3]
+
+
+def test_where_all_is_kept_it_is_asked_for_until_the_write_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _full([0, 8])
+    world.leased = {chunk_of(first + at).key for first in (0, 8) for at in range(4)}
+    questions = _questions(world, monkeypatch)
+    transfer, store = world.store([chunk_of(16)], Durability.LOCAL)
+    world.settle()
+    assert isinstance(world.answers[store], PoolFull) and len(questions) > 8
+    world.acknowledge(transfer, store)

@@ -187,6 +187,7 @@ def test_as_many_are_asked_for_as_are_needed(wanted: int, group: int, monkeypatc
     for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
     assert not world.residency.evictions, "not before the high watermark"
+    world.pass_time()
     stored(world, [chunk_of(24)])
     assert world.residency.evictions == {"disk": wanted}
     assert [chunk_of(first).key in world.residency for first in (0, 8, 16, 24)] == [at >= wanted for at in range(4)]
@@ -198,6 +199,7 @@ def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
     world = World(drives=0, objects=False, arena_slabs=1)
     for first in (0, 8, 16, 24):
         stored(world, [chunk_of(first)], Durability.MEMORY)
+    world.pass_time()
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, chunk_of(0).shape, wanted))
     world.post(ev.TimePassed())
@@ -226,6 +228,7 @@ def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPat
     world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
     for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
+    world.pass_time()
     world.store([chunk_of(24)], Durability.LOCAL)
     world.end(world.operation("write"))
     (question,) = world.residency.eviction.questions.values()
@@ -242,6 +245,7 @@ def test_what_was_used_goes_after_what_was_not() -> None:
     world.post(ev.Pinned(looked, [chunk_of(8).key], False))
     world.held.pop(looked)
     world.post(ev.Unpinned(looked))
+    world.pass_time()
     for number in (32, 33, 34):
         transfer, store = world.store([chunk_of(number)], Durability.LOCAL)
         world.settle()
@@ -263,8 +267,8 @@ def test_in_memory_too_what_was_used_stays() -> None:
 
 def test_what_is_refused_is_asked_for_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second, then twice as long each time; and at once when something went."""
-    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1)
-    for first in (0, 8, 16):
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=FULL)
+    for first in (0, 8, 16, 24):
         stored(world, [chunk_of(first)])
     world.leased = {chunk_of(first).key for first in range(64)}
     pauses, told, handle = list[float](), list[Any](), world.residency.handle
@@ -274,15 +278,17 @@ def test_what_is_refused_is_asked_for_again_later_and_later(monkeypatch: pytest.
         return told[-1]  # type: ignore[no-any-return]
 
     monkeypatch.setattr(world.residency, "handle", listening)
-    world.store([chunk_of(24)], Durability.LOCAL)
+    transfer, store = world.store([chunk_of(32)], Durability.LOCAL)
     for _ in range(9):
         while world.running:
             world.end(world.running[0])
         (at_s,) = [each.at_s for out in told for each in out if isinstance(each, ev.WakeAt)]
         pauses.append(at_s - world.now_s)
         told.clear()
+        assert isinstance(world.answers[store], PoolFull)
+        world.acknowledge(transfer, store)
         world.now_s = at_s - 0.01
-        world.post(ev.TimePassed())
+        transfer, store = world.store([chunk_of(32)], Durability.LOCAL)
         assert not world.running, "not before"
         world.now_s = at_s
         world.post(ev.TimePassed())

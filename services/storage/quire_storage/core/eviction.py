@@ -116,6 +116,25 @@ class LeafArc:
         for order, entering in zip(self._orders, orders, strict=True):
             lists.move_last(order, entering)
 
+    def put_back(self, key: bytes, parent: bytes, size: int) -> None:
+        """Enter a chunk again that was taken out by `evicted` and stays after all: it is the oldest of its list.
+
+        It does not count as used, and the target stays.
+        """
+        row, lists = self._rows.use(key), self._lists
+        was_in = lists.list_of(row)
+        assert not was_in or was_in in self._gone, "it was taken out"
+        self._reach(row)
+        often = was_in == self._gone[1]
+        if was_in:
+            lists.take(row)
+            self._gone_bytes[often] -= self._sizes[row]
+            self._rows.end_use(row)
+        self._parents[row] = self._extended(parent) if parent else NO_ROW
+        self._sizes[row], self._often[row] = size, often
+        self._bytes[often] += size
+        lists.put_first(self._orders[often], row)
+
     def _reach(self, row: int) -> None:
         """Let columns have a value for a row."""
         if row >= len(self._often):

@@ -20,6 +20,7 @@ from quire_storage.core.pool.slots import SlotAllocator
 from quire_storage.core.residency import events as ev
 from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.ledger import Ledger
+from quire_storage.core.residency.spared import Spared
 
 _ENTERED_AT_ONCE: Final = 4096
 _COUNTED_FROM: Final = 12
@@ -50,6 +51,7 @@ class Copies:
         on_retired: Generations of the entries of chunks whose headers are on retired drives, by key.
         retired_in_objects: Keys of those that the object tier has, as far as is known.
         arriving: While a scan runs, the keys of copies that arrived or moved.
+        spared: Copies that are not chosen for eviction for a time.
         unblocked: A store that waits for a key may proceed.
         freed_places: How many places on the drives have come free since writes that wait for some were looked at.
         left_writes: Numbers of writes that need less since then: copies of theirs have left.
@@ -69,6 +71,7 @@ class Copies:
         self.on_disk = LeafArc(pool.capacity_bytes, rows=pool.rows) if pool is not None else LeafArc(0)
         self.dirty: OrderedDict[bytes, None] = OrderedDict()
         self.withdrawing: Counter[bytes] = Counter()
+        self.spared = Spared()
         self.namespaces = NamespaceBook()
         self.replicated: dict[bytes, None] = {}
         self.on_retired: dict[bytes, int] = {}
@@ -156,8 +159,8 @@ class Copies:
     def enter_orders(self, entries: Sequence[Entry]) -> None:
         """Make copies subject to eviction. The deepest first, so that it is the oldest."""
         deepest_first = entries[::-1]
-        self.in_memory.enter([_ordered(entry) for entry in deepest_first if entry.memory is not None])
-        self.on_disk.enter([_ordered(entry) for entry in deepest_first if entry.disk is not None])
+        self.in_memory.enter([entry.in_order() for entry in deepest_first if entry.memory is not None])
+        self.on_disk.enter([entry.in_order() for entry in deepest_first if entry.disk is not None])
         self.namespaces.entered([entry.chunk for entry in entries])
         for entry in entries:
             if entry.level is Durability.REPLICATED:
@@ -186,9 +189,9 @@ class Copies:
         return self.entries[key].is_kept_in_memory
 
     def is_kept_on_disk(self, key: bytes) -> bool:
-        """Return whether something needs the place of a copy on a drive."""
+        """Return whether something needs the place of a copy on a drive, or it is spared."""
         entry = self.entries.get(key)
-        return entry is not None and (entry.is_used or entry.phase is not Phase.RESIDENT)
+        return key in self.spared or (entry is not None and (entry.is_used or entry.phase is not Phase.RESIDENT))
 
     # ---- the index entry that lists this node
 
@@ -293,8 +296,3 @@ class Copies:
             current = self.entries.get(entry.key)
             if current is not None:
                 self.rest(current)
-
-
-def _ordered(entry: Entry) -> tuple[bytes, bytes, int]:
-    """Return key, parent and size of a copy, as an order of eviction stores them."""
-    return entry.key, entry.chunk.record.parent, entry.chunk.slot_bytes

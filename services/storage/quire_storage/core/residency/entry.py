@@ -73,6 +73,10 @@ class Entry:
             return False
         return not (self.removal or self.question or self.promotion or self.registering or self.rewrites)
 
+    def in_order(self) -> tuple[bytes, bytes, int]:
+        """Return its key, parent and size, as an order of eviction stores them."""
+        return self.key, self.chunk.record.parent, self.chunk.slot_bytes
+
     def header(self) -> Header:
         return Header(self.chunk, self.level, self.written, self.recorded)
 

@@ -131,13 +131,14 @@ class CopyEvictions:
     def trim(self) -> None:
         """Rule: ask for the copies that are to leave the drives, a group at a time."""
         copies, pool, unplaced = self._copies, self._copies.pool, self._writes.unplaced
-        if pool is None or self.asking:
+        if pool is None:
             return
         soon_free = bool(unplaced and copies.leaving_bytes) and self._space_is_coming()
         if self._writes.stopping and not soon_free:
-            self._writes.give_up_unplaced()
-        if self._writes.stopping or copies.now_s < self._trim_at_s:
+            self._writes.give_up_unplaced()  # also while the index is asked: it may have stopped first
+        if self.asking or self._writes.stopping or copies.now_s < self._trim_at_s:
             return
+        self._release(copies.spared.end(copies.now_s))
         capacity, used = pool.capacity_bytes, pool.used_bytes - copies.leaving_bytes
         if used > self._settings.pool_high_share * capacity:
             self._trimming = True
@@ -147,12 +148,9 @@ class CopyEvictions:
         self._trimming = excess > 0
         if needed <= 0:
             return
-        victims: list[Entry] = []
-        if excess <= 0 and unplaced:
-            shape = unplaced[0].shape
-            lacking = sum(write.lacking for write in unplaced if write.shape == shape)
-            victims = self._woken(self._slabs.victims(shape, lacking, copies.is_kept_on_disk, GROUP))
-        victims = victims or self._victims(copies.on_disk, copies.is_kept_on_disk, needed)
+        victims = self._victims_on_disk(needed, for_unplaced=excess <= 0)
+        if not victims and unplaced and not soon_free and self._release(copies.spared.end()):
+            victims = self._victims_on_disk(needed, for_unplaced=excess <= 0)
         if victims:
             self._ask_for(victims, copies.on_disk)
             return
@@ -165,11 +163,14 @@ class CopyEvictions:
         copies = self._copies
         if copies.pool is not None or not self._memory.waiting or self.asking or copies.now_s < self._trim_at_s:
             return
+        self._release(copies.spared.end(copies.now_s))
         first = next(iter(self._memory.waiting.values()))
         needed = first.shape.slot_bytes * (first.count - copies.ledger.slots.available(first.shape))
-        victims = self._victims(copies.in_memory, self._is_used, needed)
+        victims = self._victims(copies.in_memory, self._is_kept, needed)
         if not victims and copies.in_memory.look_again():  # `SlotReservations.clear` leaves out what lies here alone
-            victims = self._victims(copies.in_memory, self._is_used, needed)
+            victims = self._victims(copies.in_memory, self._is_kept, needed)
+        if not victims and self._release(copies.spared.end()):
+            victims = self._victims(copies.in_memory, self._is_kept, needed)
         if victims:
             self._ask_for(victims, copies.in_memory)
 
@@ -213,9 +214,13 @@ class CopyEvictions:
         if question.of_object and entry.in_object:
             entry.in_object = False
             self._uploads.start(entry)
-        self._copies.enter_orders([entry])
-        question.tier.touch(entry.key)
-        self._copies.rest(entry)
+        copies, tier = self._copies, question.tier
+        place = entry.disk if tier is copies.on_disk else entry.memory
+        if not question.ticket and place is not None and entry.key not in tier:
+            tier.put_back(*entry.in_order())
+            copies.spared.refused(entry.key, copies.now_s)
+        copies.enter_orders([entry])
+        copies.rest(entry)
 
     def _space_is_coming(self) -> bool:
         """Return whether space on the drives will be freed without an eviction.
@@ -228,6 +233,22 @@ class CopyEvictions:
         by_stores = Counter(entry for ticket in self._stores.goals for entry in holders.get(ticket, ()))
         held_bytes = sum(entry.chunk.slot_bytes for entry, pins in by_stores.items() if entry.held_only_by(pins))
         return self._copies.leaving_bytes > held_bytes
+
+    def _release(self, keys: Sequence[bytes]) -> bool:
+        """Look at copies again that are spared no more, the last one first; whether there are any."""
+        for key in keys:
+            self._copies.in_memory.release(key)
+            self._copies.on_disk.release(key)
+        return bool(keys)
+
+    def _victims_on_disk(self, needed: float, *, for_unplaced: bool) -> list[Entry]:
+        copies, unplaced = self._copies, self._writes.unplaced
+        victims: list[Entry] = []
+        if for_unplaced and unplaced:
+            shape = unplaced[0].shape
+            lacking = sum(write.lacking for write in unplaced if write.shape == shape)
+            victims = self._woken(self._slabs.victims(shape, lacking, copies.is_kept_on_disk, GROUP))
+        return victims or self._victims(copies.on_disk, copies.is_kept_on_disk, needed)
 
     def _victims(self, tier: LeafArc, is_kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
         victims, size = list[Entry](), 0
@@ -244,5 +265,5 @@ class CopyEvictions:
         entries = [self._copies.find_resident(key) for key in keys]
         return [entry for entry in entries if entry is not None]
 
-    def _is_used(self, key: bytes) -> bool:
-        return self._copies.entries[key].is_used
+    def _is_kept(self, key: bytes) -> bool:
+        return key in self._copies.spared or self._copies.entries[key].is_used

@@ -264,14 +264,12 @@ class StoreGoals:
                 self._copies.rest(entry)
 
     def _acknowledge(self, goal: Goal) -> None:
-        """End a registration.
-
-        The caller checks once more the chunks that a store acknowledges (`Contents.acknowledged`).
-        """
+        """End a registration. The caller looks once more at what a store acknowledges (`Contents.acknowledged`)."""
         del self.goals[goal.ticket]
         if goal.error is not None:
             self._out.append(ev.Fail(goal.ticket, goal.error))
         else:
+            self._copies.spared.registered(goal.entries, self._copies.now_s)
             self._out.append(ev.Complete(goal.ticket, goal.listed()))
         for entry in goal.entries:
             self._copies.rest(entry)

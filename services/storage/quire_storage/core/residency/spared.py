@@ -1,0 +1,61 @@
+"""Copies that are not chosen for eviction for a time, although they are the oldest that nothing here extends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from quire_storage.core.residency.entry import Entry
+
+_END_S: Final = 5.0
+_REFUSED_S: Final = 10.0
+
+
+class Spared:
+    """Keys of copies that only the index, and other nodes, know to be extended.
+
+    The end of a range that was just registered: the next range of the store lies on another node, which registers it
+    as soon as it finds its parent. And copies that the index has refused to evict: chunks on other nodes extend them,
+    or a lease pins them.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, float] = {}
+        self._refused: dict[bytes, float] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._ends or key in self._refused
+
+    def registered(self, entries: Sequence[Entry], now_s: float) -> None:
+        """Spare the ends of the chains of a store. Chunks that stand for themselves are not extended."""
+        records = [entry.chunk.record for entry in entries]
+        if len(records) > 1 and not any(record.parent for record in records):
+            return
+        for at, record in enumerate(records):
+            if at + 1 == len(records) or records[at + 1].parent != record.key:
+                _renew(self._ends, record.key, now_s + _END_S)
+
+    def refused(self, key: bytes, now_s: float) -> None:
+        """Spare a copy that the index keeps."""
+        _renew(self._refused, key, now_s + _REFUSED_S)
+
+    def end(self, now_s: float = float("inf")) -> list[bytes]:
+        """Return the keys that are spared no longer, the youngest first; without a time: all that were."""
+        return _ended(self._ends, now_s) + _ended(self._refused, now_s)
+
+
+def _renew(times: dict[bytes, float], key: bytes, until_s: float) -> None:
+    times.pop(key, None)
+    times[key] = until_s
+
+
+def _ended(times: dict[bytes, float], now_s: float) -> list[bytes]:
+    """Take out the keys whose time is over; later ones come first."""
+    ended = list[bytes]()
+    for key, until_s in times.items():
+        if until_s > now_s:
+            break
+        ended.append(key)
+    for key in ended:
+        del times[key]
+    return ended[::-1]
