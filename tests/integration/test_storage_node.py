@@ -45,7 +45,9 @@ class ScriptedIndex:
     withdrawn: list[bytes] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
+    async def commit(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
+    ) -> list[int]:
         await asyncio.sleep(0)
         answer = self.script.pop(0) if self.script else [True] * len(records)
         if isinstance(answer, Exception):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 from opentelemetry.trace import SpanKind
 
 from quire.model.index import OBJECT_TIER, ChunkRecord, Held, Listing, ObjectMark
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.announcements import Announcements
+from quire_orchestrator.awaited import AwaitedChunks
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.ports import Clock, Index
 
 _REDIS = {"db.system.name": "redis"}
+_LOOK_MS: Final = 50
+"""How often a registration that waits looks for what came by another orchestrator."""
+_WAIT_MS_MAX: Final = 1000
 
 
 class Reports:
@@ -33,17 +40,40 @@ class Reports:
         self._index = index
         self._cluster = cluster
         self._clock = clock
+        self._awaited = AwaitedChunks()
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int, wait_ms: int = 0) -> list[int]:
         """Index replicas; the generations of their entries, 0 where the parent is not indexed.
 
-        `fresh`: the generation that the node proposes for entries that are new; 0 for none.
+        Args:
+            node_id: The node that holds them.
+            chunks: Parents before children.
+            fresh: The generation that the node proposes for entries that are new; 0 for none.
+            wait_ms: For how long parents are waited for where none of the chunks can be indexed; less if many wait.
         """
+        keys = {chunk.key for chunk in chunks} if wait_ms and self._awaited.has_room else set[bytes]()
+        heads = [chunk for chunk in chunks if chunk.parent and chunk.parent not in keys] if keys else []
+        if not heads:
+            return await self._commit(node_id, chunks, fresh)
+        with self._awaited.awaited(heads) as arrived:
+            generations = await self._commit(node_id, chunks, fresh)
+            for _ in range(0, min(wait_ms, _WAIT_MS_MAX), _LOOK_MS):
+                if any(generations):
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_MS / 1000):
+                        await arrived.wait()
+                if arrived.is_set() or any(await self._commit(node_id, heads, fresh)):
+                    arrived.clear()
+                    generations = await self._commit(node_id, chunks, fresh)
+        return generations
+
+    async def _commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
             generations = await self._index.register(node_id, chunks, self._clock.now_ms(), fresh=fresh)
-        self._announcements.stored(
-            node_id, [chunk for chunk, generation in zip(chunks, generations, strict=True) if generation]
-        )
+        indexed = [chunk for chunk, generation in zip(chunks, generations, strict=True) if generation]
+        self._awaited.registered(indexed)
+        self._announcements.stored(node_id, indexed)
         return generations
 
     async def join(

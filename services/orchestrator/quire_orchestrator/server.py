@@ -99,7 +99,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             marks = await self._reports.join(request.node_id, chunks, within, only_in_object=False)
             generations = [generation if mark else 0 for generation, mark in zip(within, marks, strict=True)]
         else:
-            generations = await self._reports.commit(request.node_id, chunks, request.fresh_generation)
+            fresh, wait_ms = request.fresh_generation, request.wait_ms
+            generations = await self._reports.commit(request.node_id, chunks, fresh, wait_ms)
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitResponse(generations=generations)
 

@@ -52,11 +52,14 @@ class ClusterIndex(Protocol):
     the next one of the same key.
     """
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
+    async def commit(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
+    ) -> list[int]:
         """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet).
 
         `reporter`: this node, here and below; the index counts the reports of each. `fresh`: the generation of
-        entries that are new, random and never used before; 0 has one drawn.
+        entries that are new, random and never used before; 0 has one drawn. `wait_ms`: for how long the answer may wait
+        for parents where none of these can be registered; it may come earlier.
         """
 
     async def join(

@@ -75,7 +75,9 @@ class EngineIndex:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
+    async def commit(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
+    ) -> list[int]:
         await asyncio.sleep(0)
         return [self._engine.listed.setdefault(record.key, fresh or 1) for record in records]
 

@@ -22,7 +22,10 @@ class _Index:
         self.index = MemoryIndex()
         self.asked: dict[str, list[int]] = {"a": [], "b": []}
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str, fresh: int) -> list[int]:
+    async def commit(
+        self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str, fresh: int, wait_ms: int
+    ) -> list[int]:
+        """Answers at once, as an orchestrator of the release before does."""
         self.asked[node_id].append(len(chunks))
         return await self.index.register(node_id, chunks, 0, fresh=fresh)
 

@@ -36,18 +36,20 @@ class AllocateResponse(_message.Message):
     def __init__(self, ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., known_chunks: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("node_id", "chunks", "reporter", "fresh_generation", "within")
+    __slots__ = ("node_id", "chunks", "reporter", "fresh_generation", "within", "wait_ms")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     REPORTER_FIELD_NUMBER: _ClassVar[int]
     FRESH_GENERATION_FIELD_NUMBER: _ClassVar[int]
     WITHIN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     reporter: str
     fresh_generation: int
     within: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., reporter: _Optional[str] = ..., fresh_generation: _Optional[int] = ..., within: _Optional[_Iterable[int]] = ...) -> None: ...
+    wait_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., reporter: _Optional[str] = ..., fresh_generation: _Optional[int] = ..., within: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("node_id", "chunks", "generations")

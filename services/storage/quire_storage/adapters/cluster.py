@@ -43,10 +43,12 @@ class GrpcClusterIndex:
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
+    async def commit(
+        self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
+    ) -> list[int]:
         chunks = map(convert.record_to, records)
         request = orchestrator_pb2.CommitRequest(
-            node_id=node_id, chunks=chunks, reporter=reporter, fresh_generation=fresh
+            node_id=node_id, chunks=chunks, reporter=reporter, fresh_generation=fresh, wait_ms=wait_ms
         )
         return list((await self._call(self._stub.Commit, request)).generations)
 

@@ -15,6 +15,8 @@ from quire_storage.ports import Clock, ClusterIndex, Listing
 
 _RETRY_S: Final = 0.002
 _RETRY_S_MAX: Final = 0.05
+_WAIT_MS: Final = 200
+"""For how long a registration may wait at the orchestrator: a comparison waits for what is under way."""
 _BATCH_CHUNKS: Final = 4096
 
 
@@ -46,17 +48,22 @@ class Registry:
     ) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed; `fresh`: of those that are new.
 
-        A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. During the wait the
-        index is asked only for chunks that wait for another node, and not for those behind them here.
+        A chunk whose parent is on its way to another node is waited for, for a time, if `patient`: by the orchestrator,
+        or here, if that answers at once. During the wait the index is asked only for chunks that wait for another node,
+        and not for those behind them here.
         """
         unregistered, deadline_s = list(records), self._clock.monotonic_s() + self._timeout_s
         pause_s, batch = _RETRY_S, unregistered
         while unregistered:
             indexed: dict[bytes, int] = {}
+            began_s = self._clock.monotonic_s()
+            wait_ms = _WAIT_MS if patient and len(batch) <= _BATCH_CHUNKS else 0
             for first in range(0, len(batch), _BATCH_CHUNKS):
                 part = batch[first : first + _BATCH_CHUNKS]
                 async with self._operation():
-                    generations = await self._index.commit(self._node_id, part, reporter=self._node_id, fresh=fresh)
+                    generations = await self._index.commit(
+                        self._node_id, part, reporter=self._node_id, fresh=fresh, wait_ms=wait_ms
+                    )
                     self.changes += 1
                 indexed |= {
                     record.key: generation for record, generation in zip(part, generations, strict=True) if generation
@@ -71,7 +78,7 @@ class Registry:
             else:
                 unregistered_keys = {record.key for record in unregistered}
                 batch = [record for record in unregistered if record.parent not in unregistered_keys]
-                await self._clock.sleep(pause_s)
+                await self._clock.sleep(max(0.0, began_s + pause_s - self._clock.monotonic_s()))
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def joining(

@@ -1,0 +1,52 @@
+"""Registrations that wait for the chunks before theirs, which other nodes register."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from quire.model.index import ChunkRecord
+
+_WAITING_MAX: Final = 256
+
+
+class AwaitedChunks:
+    """Chunks that are about to be registered, and what waits for that.
+
+    A store over several nodes is registered range by range: each node would have to look again and again whether the
+    range before its own is there.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, list[asyncio.Event]] = {}
+        self._count = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may wait. Those that wait take up requests of the server."""
+        return self._count < _WAITING_MAX
+
+    def registered(self, chunks: Sequence[ChunkRecord]) -> None:
+        """Wake what waits for any of these."""
+        if self._waiting:
+            for chunk in chunks:
+                for arrived in self._waiting.get(chunk.key, ()):
+                    arrived.set()
+
+    @contextlib.contextmanager
+    def awaited(self, heads: Sequence[ChunkRecord]) -> Iterator[asyncio.Event]:
+        """While inside: the event is set when the parent of one of these chunks is registered here."""
+        arrived, parents = asyncio.Event(), {chunk.parent for chunk in heads}
+        for parent in parents:
+            self._waiting.setdefault(parent, []).append(arrived)
+        self._count += 1
+        try:
+            yield arrived
+        finally:
+            self._count -= 1
+            for parent in parents:
+                self._waiting[parent].remove(arrived)
+                if not self._waiting[parent]:
+                    del self._waiting[parent]

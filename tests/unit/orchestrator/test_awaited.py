@@ -1,0 +1,90 @@
+"""A store over several nodes is registered range by range: a registration waits for the chunks before its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from quire.model.index import ChunkRecord, records
+from quire.model.keys import ChunkKeys
+from quire.testing import FakeClock
+from quire_orchestrator import awaited
+from quire_orchestrator.runtime import Orchestrator
+from quire_storage.cluster.registry import Registry
+from tests.unit.orchestrator.world import World
+
+KEYS = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(80)))
+BOUND_S = 30
+
+
+class _Calls:
+    """A storage node's way to an orchestrator. `count`: how often it was asked."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self.orchestrator = orchestrator
+        self.count = 0
+
+    async def commit(
+        self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str, fresh: int, wait_ms: int
+    ) -> list[int]:
+        self.count += 1
+        return await self.orchestrator.reports.commit(node_id, chunks, fresh, wait_ms)
+
+
+async def _register(index: Any, node: str, first: Sequence[int]) -> int:
+    """Register ranges of ten chunks. The node's clock stands still: it never looks again by itself."""
+    chunks = [record for start in first for record in records(KEYS, start, 10)]
+    registering = Registry(node, index, FakeClock(), 5.0).registering(chunks)
+    return sum([len(indexed) async for indexed in registering])
+
+
+async def test_each_range_wakes_the_next_one() -> None:
+    world = World()
+    calls = _Calls(await world.start())
+    async with asyncio.timeout(BOUND_S):
+        waiting = [asyncio.create_task(_register(calls, "b", (10, 30, 50, 70)))]
+        await asyncio.sleep(0)
+        assert await asyncio.gather(*waiting, _register(calls, "a", (0, 20, 40, 60))) == [40, 40]
+    assert (await world.index.match(KEYS)).count == 80
+    assert calls.count <= 10, "none asked again and again"
+
+
+async def test_what_came_by_another_orchestrator_is_found() -> None:
+    world = World()
+    calls = _Calls(await world.start())
+    async with asyncio.timeout(BOUND_S):
+        waiting = asyncio.create_task(_register(calls, "b", (10,)))
+        await asyncio.sleep(0)
+        assert await _register(_Calls(await world.start()), "a", (0,)) == await waiting == 10
+
+
+@pytest.mark.parametrize("room", [0, 1])
+async def test_it_answers_when_the_time_is_over_or_many_wait(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited, "_WAITING_MAX", room)
+    reports, looks = (await World().start()).reports, list[int]()
+    monkeypatch.setattr(reports, "_commit", _refusing(looks))
+    async with asyncio.timeout(BOUND_S):
+        assert await reports.commit("b", records(KEYS, 10, 10), 0, 100) == [0] * 10
+    assert looks == ([10, 1, 1] if room else [10]), "what is behind the first one is not asked for again"
+    assert not reports._awaited._waiting and reports._awaited.has_room is bool(room)
+
+
+def _refusing(looks: list[int]) -> Any:
+    async def commit(node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
+        looks.append(len(chunks))
+        return [0] * len(chunks)
+
+    return commit
+
+
+async def test_one_that_is_given_up_waits_no_more() -> None:
+    reports = (await World().start()).reports
+    waiting = asyncio.create_task(reports.commit("b", records(KEYS, 10, 10), 0, 1000))
+    await asyncio.sleep(0)
+    assert len(reports._awaited._waiting) == 1
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not reports._awaited._waiting
