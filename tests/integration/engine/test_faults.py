@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from quire.model.durability import Durability
 from quire.model.errors import CorruptData
 from quire.model.iocb import Contexts, Op
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.pool.slots import Shape
 from quire_storage.errors import DriveFailed
 from tests.integration.engine.disk import SimDisk
@@ -82,6 +83,39 @@ async def test_the_scrubber_finds_and_heals_what_is_not_read() -> None:
     assert disk.files[name].now[offset] == payload_of(2)[0, 0]
     assert engine.withdrawn == [key_of(6)]
     assert engine.has(6) is False
+    await engine.stop()
+
+
+@pytest.mark.parametrize("block_bytes", [SHAPE.bytes - 4096, SHAPE.bytes, 1 << 20])
+async def test_the_scrubber_reads_chunks_together(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a block has room for them; only what is not sound is looked at by itself."""
+    numbers = list(range(40))
+    disk, engine = await _stored(numbers, block_bytes=block_bytes)
+    engine.copies[key_of(7)] = payload_of(7)
+    name, offset = _place(engine, 7, SHAPE.num_layers - 1)
+    disk.files[name].now[offset + 4095] ^= 1
+    pinned, alone, pin = list[int](), list[bytes](), engine.tiers.pinned
+
+    def counted(keys: Sequence[bytes]) -> AbstractContextManager[list[Copy]]:
+        pinned.append(len(keys))
+        return pin(keys)
+
+    scrub_one = engine.integrity._scrub_one
+
+    async def noted(key: bytes) -> None:
+        alone.append(key)
+        await scrub_one(key)
+
+    monkeypatch.setattr(engine.tiers, "pinned", counted)
+    monkeypatch.setattr(engine.integrity, "_scrub_one", noted)
+    scrubbing = asyncio.create_task(engine.integrity.scrub(1 << 40))
+    async with asyncio.timeout(30):
+        while engine.integrity.scrubbed < len(numbers):
+            await asyncio.sleep(0.01)
+    scrubbing.cancel()
+    assert sorted(alone) == [key_of(number) for number in (numbers if block_bytes < SHAPE.bytes else [7])]
+    assert len(pinned) - len(alone) <= 4, "the first by itself, to learn how large they are"
+    assert disk.files[name].now[offset + 4095] == payload_of(7)[-1, 4095] and engine.integrity.healed == 1
     await engine.stop()
 
 

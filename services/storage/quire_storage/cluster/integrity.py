@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Copy, DiskPlace
+from quire_storage.core.pool.slots import Shape
 from quire_storage.core.pool.striped import Striped
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
@@ -33,6 +34,8 @@ Copies = Callable[[Chunk], AsyncIterator[Bytes]]
 _IDLE_S = 1.0
 _AT_ONCE = 4
 _RETRY_S, _RETRY_S_MAX = 0.5, 60.0
+_SCRUBBED_BYTES, _SCRUBBED_CHUNKS = 1 << 20, 64
+"""About how much the scrubber reads at a time."""
 
 
 class Unsound(Enum):
@@ -118,21 +121,59 @@ class Integrity:
         """Read everything on the drives again and again, at a pace, and heal rotten copies. Runs until cancelled."""
         while True:
             pages = self._tiers.pool.map.scan() if self._tiers.pool is not None else iter(())
-            for key in chain.from_iterable(pages):
-                size = await self._scrub_one(key)
-                self.scrubbed += 1
+            keys, count = chain.from_iterable(pages), 1
+            while batch := list(islice(keys, count)):
+                size = await self._scrub_together(batch)
+                self.scrubbed += len(batch)
                 await self._clock.sleep(size / bytes_per_s)
+                count = max(1, min(_SCRUBBED_CHUNKS, _SCRUBBED_BYTES * len(batch) // max(1, size)))
             await self._clock.sleep(_IDLE_S)
 
     # ----
 
-    async def _scrub_one(self, key: bytes) -> int:
-        """Bytes that were read."""
-        size = 0
+    async def _scrub_together(self, keys: Sequence[bytes]) -> int:
+        """Read chunks from the drives, and then each by itself that is not sound; how many bytes there are of them."""
+        size, suspects = 0, list(keys)
+        try:
+            with self._tiers.pinned(keys) as copies:
+                groups: dict[Shape, list[Copy]] = {}
+                for copy in copies:
+                    size += copy.chunk.bytes
+                    groups.setdefault(copy.chunk.shape, []).append(copy)
+                sound = set[bytes]().union(*[await self._sound_on_drives(group) for group in groups.values()])
+            suspects = [key for key in keys if key not in sound or key in self._quarantined]
+        except Exception as error:
+            logger().warning("chunks are scrubbed one by one", chunks=len(keys), error=str(error))
+        for key in suspects:
+            await self._scrub_one(key)
+        return size
+
+    async def _sound_on_drives(self, copies: Sequence[Copy]) -> set[bytes]:
+        """Return the keys of copies of one shape whose bytes on the drives could be read together, and match."""
+        copies, pool = [copy for copy in copies if copy.disk is not None], self._tiers.pool
+        if not copies or pool is None or self._ring is None:
+            return set()
+        layers, room, sound = copies[0].chunk.num_layers, copies[0].chunk.shape.slice_room, set[bytes]()
+        limit = self._tiers.arena.block_bytes // (layers * room)
+        for first in range(0, len(copies), limit) if limit else ():
+            part = copies[first : first + limit]
+            count = len(part)
+            async with self._scratch() as scratch:
+                addresses, strides = np.arange(count) * room, np.full(count, count * room)
+                contexts = pool.striped(part, addresses, strides).layers(0, layers)
+                if await self._ring.read(contexts.moved(int(scratch.ctypes.data))) is not None:
+                    continue
+                rows = _rows(scratch, layers * count, part[0].chunk)
+                sums = await asyncio.get_running_loop().run_in_executor(self._threads, row_checksums, rows)
+            expected = np.stack([copy.chunk.checksums for copy in part], axis=1)
+            matching = (sums.reshape(layers, count) == expected).all(axis=0)
+            sound.update(part[at].chunk.key for at in np.flatnonzero(matching).tolist())
+        return sound
+
+    async def _scrub_one(self, key: bytes) -> None:
         try:
             with self._tiers.pinned([key]) as copies:
                 for copy in copies:
-                    size = copy.chunk.bytes
                     if copy.disk is not None and isinstance(await self._read(copy, from_disk=True), Unsound):
                         await self.heal(copy)
                     elif key in self._quarantined:
@@ -140,7 +181,6 @@ class Integrity:
                         self._quarantined.pop(key, None)
         except Exception as error:  # one chunk must not end the scrubber
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
-        return size
 
     async def _heal(self, copy: Copy, pinned: PinnedCopies) -> Bytes | None:
         key = copy.chunk.key
