@@ -133,7 +133,7 @@ class Integrity:
 
     async def _scrub_together(self, keys: Sequence[bytes]) -> int:
         """Read chunks from the drives, and then each by itself that is not sound; how many bytes there are of them."""
-        size, suspects = 0, list(keys)
+        size, suspects = 0, keys
         try:
             with self._tiers.pinned(keys) as copies:
                 groups: dict[Shape, list[Copy]] = {}
@@ -141,10 +141,13 @@ class Integrity:
                     size += copy.chunk.bytes
                     groups.setdefault(copy.chunk.shape, []).append(copy)
                 sound = set[bytes]().union(*[await self._sound_on_drives(group) for group in groups.values()])
-            suspects = [key for key in keys if key not in sound or key in self._quarantined]
+            on_drives = [copy.chunk.key for copy in copies if copy.disk is not None]
+            suspects = [key for key in on_drives if key not in sound] + [
+                key for key in keys if self.is_quarantined(key)
+            ]
         except Exception as error:
             logger().warning("chunks are scrubbed one by one", chunks=len(keys), error=str(error))
-        for key in suspects:
+        for key in dict.fromkeys(suspects):
             await self._scrub_one(key)
         return size
 

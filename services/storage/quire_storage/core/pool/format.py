@@ -52,6 +52,8 @@ DATA_ALIGNMENT: Final = 1 << 20
 _MAGIC: Final = b"QUIREPOL"
 IN_OBJECT: Final = 2
 LEVELS: Final = tuple(Durability)
+_LEVEL_NUMBERS: Final = {level: number for number, level in enumerate(LEVELS)}
+_ABSENT: Final = bytes(32)
 
 _SUPERBLOCK: Final = np.dtype(
     [
@@ -94,6 +96,7 @@ POOL_HEADER: Final = np.dtype(
     ]
 )
 assert POOL_HEADER.itemsize == HEADER.itemsize, "the checksums start behind it"
+_KEY_AT: Final = 48  # in headers of both kinds
 _TYPE: Final = 0x33435751  # "QWC3", before the salt
 
 
@@ -209,7 +212,7 @@ def pack_header(header: Header) -> bytes:
     chunk, row = header.chunk, np.zeros(1, dtype=HEADER)
     row["magic"] = HEADER_MAGIC
     row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
-    row["flags"], row["durability"] = _flags(header), LEVELS.index(header.level)
+    row["flags"], row["durability"] = _flags(header), _LEVEL_NUMBERS[header.level]
     row["stored_ms"] = chunk.stored_ms
     body = _with_names(row, chunk)
     body[4:8] = crc32(bytes(body[CRC_FROM:])).to_bytes(4, "little")
@@ -226,15 +229,37 @@ def pack_pool_header(
     header: Header, slab: int, slot: int, generation: int, *, revision: int = 0, salt: int = 0
 ) -> bytes:
     """A header for a place of the pool, of `header_bytes(num_layers)` bytes."""
-    chunk, row = header.chunk, np.zeros(1, dtype=POOL_HEADER)
-    row["type"], row["generation"], row["slab"], row["slot"] = _type_of(salt), generation, slab, slot
-    row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
-    row["flags"], row["durability"] = _flags(header), LEVELS.index(header.level)
-    row["revision"], row["index_generation"] = revision & 0xFFFF, header.generation
-    row["stored_ms_high"], row["stored_ms_low"] = chunk.stored_ms >> 32, chunk.stored_ms & 0xFFFFFFFF
-    body = _with_names(row, chunk)
-    body[4:8] = crc32(bytes(body[CRC_FROM:]), salt >> 32).to_bytes(4, "little")
-    return bytes(body.ljust(header_bytes(chunk.num_layers), b"\0"))
+    packed: bytes = pack_pool_headers([header], [slab], [slot], [generation], [revision], salt)[0].tobytes()
+    return packed
+
+
+def pack_pool_headers(
+    headers: Sequence[Header],
+    slabs: Sequence[int],
+    slots: Sequence[int],
+    generations: Sequence[int],
+    revisions: Sequence[int],
+    salt: int,
+) -> Bytes:
+    """Headers of chunks of one shape for places of one drive, (n, `header_bytes(num_layers)`)."""
+    chunks, rows = [header.chunk for header in headers], np.zeros(len(headers), dtype=POOL_HEADER)
+    layers, stored = chunks[0].num_layers, np.array([chunk.stored_ms for chunk in chunks], dtype=np.int64)
+    rows["type"], rows["num_layers"], rows["slice_bytes"] = _type_of(salt), layers, chunks[0].slice_bytes
+    rows["slab"], rows["slot"], rows["generation"] = slabs, slots, generations
+    rows["flags"] = [_flags(header) for header in headers]
+    rows["durability"] = [_LEVEL_NUMBERS[header.level] for header in headers]
+    rows["revision"] = np.array(revisions, dtype=np.int64) & 0xFFFF
+    rows["index_generation"] = [header.generation for header in headers]
+    rows["stored_ms_high"], rows["stored_ms_low"] = stored >> 32, stored & 0xFFFFFFFF
+    packed, fixed = np.zeros((len(rows), header_bytes(layers)), dtype=np.uint8), POOL_HEADER.itemsize
+    packed[:, :fixed] = rows.view(np.uint8).reshape(len(rows), fixed)
+    packed[:, _KEY_AT:fixed] = _bytes(b"".join(map(_names, chunks))).reshape(len(rows), -1)
+    stop = fixed + 4 * layers
+    packed[:, fixed:stop] = np.stack([chunk.checksums for chunk in chunks]).astype("<u4", copy=False).view(np.uint8)
+    view, size, start = memoryview(packed.data).cast("B"), packed.shape[1], salt >> 32
+    sums = [crc32(view[at + CRC_FROM : at + stop], start) for at in range(0, len(view), size)]
+    packed[:, 4:8] = np.array(sums, dtype="<u4").view(np.uint8).reshape(-1, 4)
+    return packed
 
 
 def unpack_pool_header(raw: Bytes) -> Header:
@@ -307,11 +332,20 @@ def _flags(header: Header) -> int:
 
 
 def _with_names(row: npt.NDArray[np.void], chunk: Chunk) -> bytearray:
-    record = chunk.record
-    names = record.key + (record.parent or bytes(32)) + record.bucket + (record.parent_bucket or bytes(32))
     body = bytearray(row.tobytes())
-    body[48 : 48 + 128], body[176:192] = names, chunk.namespace
+    body[_KEY_AT:] = _names(chunk)
     return body + chunk.checksums.astype("<u4").tobytes()
+
+
+def _names(chunk: Chunk) -> bytes:
+    """Return what follows the numbers of a header, 144 bytes."""
+    record = chunk.record
+    names = record.key + (record.parent or _ABSENT) + record.bucket + (record.parent_bucket or _ABSENT)
+    return names + record.namespace
+
+
+def _bytes(raw: bytes) -> Bytes:
+    return np.frombuffer(raw, dtype=np.uint8)
 
 
 def _header_of(row: np.void, checksums: npt.NDArray[np.uint32], at_ms: int, generation: int) -> Header:

@@ -28,7 +28,7 @@ from quire_storage.core.pool.format import (
     bytes_of,
     find_headers,
     header_bytes,
-    pack_pool_header,
+    pack_pool_headers,
     parents_of,
     place_of,
     pool_fields,
@@ -176,18 +176,28 @@ class PoolMap:
         Of two places of one key that counts which was allocated later: a copy that is leaving may be written last.
         """
         pages: Pages = {}
+        groups: dict[tuple[int, Shape], list[Placed]] = {}
         for item in placed:
-            chunk, place = item.header.chunk, item.place
-            drive = self._drives[place.drive]
-            generation = self._generation_of(chunk.key, place)
-            slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
-            revision = self._revision_at(chunk.key, place) + 1
-            raw = pack_pool_header(item.header, slab, slot, generation, revision=revision, salt=drive.salt)
-            drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-            if self._generation_at(self._where.get(chunk.key)) <= generation:
-                self._point(chunk.key, _where_of(place))
-            pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
+            groups.setdefault((item.place.drive, item.header.chunk.shape), []).append(item)
+        for (drive, shape), group in groups.items():
+            pages.setdefault(drive, []).extend(self._commit(self._drives[drive], shape, group))
         return pages
+
+    def _commit(self, drive: MappedDrive, shape: Shape, group: Sequence[Placed]) -> list[int]:
+        """Write the headers of chunks of one shape on one drive; the pages that this changes."""
+        keys, places = [item.header.chunk.key for item in group], [item.place for item in group]
+        generations = [self._generation_of(key, place) for key, place in zip(keys, places, strict=True)]
+        revisions = [self._revision_at(key, place) + 1 for key, place in zip(keys, places, strict=True)]
+        slabs, slots = zip(*(drive.slots.slot_of(place.offset, shape) for place in places), strict=True)
+        headers = [item.header for item in group]
+        packed = pack_pool_headers(headers, slabs, slots, generations, revisions, drive.salt)
+        units = packed.reshape(len(group), -1, UNIT_BYTES)
+        first = np.array([place.header // UNIT_BYTES for place in places])
+        drive.image.reshape(-1, UNIT_BYTES)[first[:, None] + np.arange(units.shape[1])] = units
+        for key, place, generation in zip(keys, places, generations, strict=True):
+            if self._generation_at(self._where.get(key)) <= generation:
+                self._point(key, _where_of(place))
+        return [place.header // PAGE_BYTES for place in places]
 
     def forget(self, placed: Sequence[Placed]) -> Pages:
         """Zero headers in the image; the pages that this changes. Slots stay taken until `release`."""
