@@ -13,7 +13,7 @@ _WAITING_MAX: Final = 256
 
 
 class AwaitedChunks:
-    """Chunks that are about to be registered, and what waits for that.
+    """Chunks that are about to be registered, and the registrations that wait for them.
 
     A store over several nodes is registered range by range: each node would have to look again and again whether the
     range before its own is there.
@@ -29,7 +29,7 @@ class AwaitedChunks:
         return self._count < _WAITING_MAX
 
     def registered(self, chunks: Sequence[ChunkRecord]) -> None:
-        """Wake what waits for any of these."""
+        """Wake the registrations that wait for any of these chunks."""
         if self._waiting:
             for chunk in chunks:
                 for arrived in self._waiting.get(chunk.key, ()):

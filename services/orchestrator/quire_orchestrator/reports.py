@@ -18,7 +18,7 @@ from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.ports import Clock, Index
 
 _REDIS = {"db.system.name": "redis"}
-_LOOK_MS: Final = 50
+_LOOK_S: Final = 0.05
 """How often a registration that waits looks for what came by another orchestrator."""
 _WAIT_MS_MAX: Final = 1000
 
@@ -55,18 +55,35 @@ class Reports:
         heads = [chunk for chunk in chunks if chunk.parent and chunk.parent not in keys] if keys else []
         if not heads:
             return await self._commit(node_id, chunks, fresh)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + min(wait_ms, _WAIT_MS_MAX) / 1000
         with self._awaited.awaited(heads) as arrived:
             generations = await self._commit(node_id, chunks, fresh)
-            for _ in range(0, min(wait_ms, _WAIT_MS_MAX), _LOOK_MS):
-                if any(generations):
-                    break
+            while not any(generations) and (left_s := end_s - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_MS / 1000):
+                    async with asyncio.timeout(min(left_s, _LOOK_S)):
                         await arrived.wait()
-                if arrived.is_set() or any(await self._commit(node_id, heads, fresh)):
+                if arrived.is_set():
                     arrived.clear()
                     generations = await self._commit(node_id, chunks, fresh)
+                else:
+                    generations = await self._look(node_id, heads, chunks, fresh)
         return generations
+
+    async def _look(
+        self, node_id: str, heads: Sequence[ChunkRecord], chunks: Sequence[ChunkRecord], fresh: int
+    ) -> list[int]:
+        """Index the chunks whose parents came by another orchestrator, and the chunks behind them.
+
+        No chunk is committed twice: if its entry ended in between, it would come back under the same generation.
+        """
+        by_key = dict(zip((head.key for head in heads), await self._commit(node_id, heads, fresh), strict=True))
+        if not any(by_key.values()):
+            return [0] * len(chunks)
+        rest = [chunk for chunk in chunks if chunk.key not in by_key]
+        if rest:
+            by_key |= dict(zip((chunk.key for chunk in rest), await self._commit(node_id, rest, fresh), strict=True))
+        return [by_key[chunk.key] for chunk in chunks]
 
     async def _commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):

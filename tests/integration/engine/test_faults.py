@@ -88,7 +88,7 @@ async def test_the_scrubber_finds_and_heals_what_is_not_read() -> None:
 
 @pytest.mark.parametrize("block_bytes", [SHAPE.bytes - 4096, SHAPE.bytes, 1 << 20])
 async def test_the_scrubber_reads_chunks_together(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a block has room for them; only what is not sound is looked at by itself."""
+    """Chunks that share a block are read at once; only an unsound chunk is read again alone."""
     numbers = list(range(40))
     disk, engine = await _stored(numbers, block_bytes=block_bytes)
     engine.copies[key_of(7)] = payload_of(7)

@@ -60,8 +60,8 @@ class Answers:
             case ev.Dropped(ticket, generations):
                 self._dropped[ticket] = {key for key, which in generations.items() if self._goes(key, which)}
             case ev.Forgotten(removal, error) if error is not None:
-                number = machine.departures.removals[removal].number
-                self._must_fail |= {ticket for ticket, pending, _ in machine.departures.waits if number in pending}
+                failed = {entry.number for entry in machine.departures.removals[removal]}
+                self._must_fail |= {ticket for ticket, pending, _ in machine.departures.waits if failed & pending}
             case ev.WriteFailed(write, error) if write in machine.writes.rewrites and not isinstance(
                 error, DriveFailed
             ):

@@ -249,5 +249,5 @@ class History:
         self._world.leased ^= {self._key()}
 
     def _pass_time(self) -> None:
-        self._world.now_s += 1.0
+        self._world.now_s += self._random.choice([1.0, 1.0, 20.0])
         self._world.post(ev.TimePassed())

@@ -153,14 +153,14 @@ def test_what_stays_after_all_is_where_it_was(uses: int, forgotten: bool) -> Non
         tier.touch_each(map(_key, range(4)))
     if forgotten:
         tier._capacity_bytes = 0
-    before = list(tier), list(tier._bytes), list(tier._gone_bytes), tier._target_bytes
+    state = list(tier), list(tier._bytes), list(tier._gone_bytes), tier._target_bytes
     assert tier.evict(lambda _: False) == _key(0)
     assert tier.is_leaf(_key(1))
     tier.put_back(_key(0), _key(1), 1)
     assert not tier.is_leaf(_key(1))
     counted_once = forgotten and uses == 2
     assert (list(tier), tier._bytes, tier._gone_bytes, tier._target_bytes) == (
-        before[0], [1, 3] if counted_once else before[1], *before[2:]
+        state[0], [1, 3] if counted_once else state[1], *state[2:]
     )  # fmt: skip
     with pytest.raises(AssertionError, match="taken out"):
         tier.put_back(_key(0), _key(1), 1)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -120,19 +120,30 @@ class Integrity:
     async def scrub(self, bytes_per_s: int) -> None:
         """Read everything on the drives again and again, at a pace, and heal rotten copies. Runs until cancelled."""
         while True:
-            pages = self._tiers.pool.map.scan() if self._tiers.pool is not None else iter(())
-            keys, count = chain.from_iterable(pages), 1
-            while batch := list(islice(keys, count)):
-                size = await self._scrub_together(batch)
-                self.scrubbed += len(batch)
+            for keys in self._batches():
+                size = await self._scrub_together(keys)
+                self.scrubbed += len(keys)
                 await self._clock.sleep(size / bytes_per_s)
-                count = max(1, min(_SCRUBBED_CHUNKS, _SCRUBBED_BYTES * len(batch) // max(1, size)))
             await self._clock.sleep(_IDLE_S)
 
     # ----
 
+    def _batches(self) -> Iterator[list[bytes]]:
+        """Yield the keys of all chunks on the drives: of a large chunk, or of several small ones."""
+        batch, size = list[bytes](), 0
+        chunks = self._tiers.pool.map if self._tiers.pool is not None else None
+        for key in chain.from_iterable(chunks.scan() if chunks is not None else ()):
+            shape = chunks.shape_of(key) if chunks is not None else None
+            batch.append(key)
+            size += shape.bytes if shape is not None else 0
+            if size >= _SCRUBBED_BYTES or len(batch) == _SCRUBBED_CHUNKS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
     async def _scrub_together(self, keys: Sequence[bytes]) -> int:
-        """Read chunks from the drives, and then each by itself that is not sound; how many bytes there are of them."""
+        """Read chunks from the drives together, and those that are not sound one by one. Returns their bytes."""
         size, suspects = 0, keys
         try:
             with self._tiers.pinned(keys) as copies:

@@ -37,7 +37,7 @@ from quire_storage.core.pool.format import (
     stored_ms,
     unpack_pool_header,
 )
-from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator
+from quire_storage.core.pool.slots import ALIGNMENT, Shape, SlotAllocator, shape_of
 from quire_storage.core.rows import KeyNumbers, KeyRows
 
 Bytes = npt.NDArray[np.uint8]
@@ -211,6 +211,14 @@ class PoolMap:
                 self._where.remove(chunk.key)
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
+
+    def shape_of(self, key: bytes) -> Shape | None:
+        """Return the shape of the chunk on a drive under a key."""
+        where = self._where.get(key)
+        if where is None:
+            return None
+        row = pool_fields(self._drives[where >> _DRIVE_SHIFT].image[where & ((1 << _DRIVE_SHIFT) - 1) :])
+        return shape_of(int(row["num_layers"]), int(row["slice_bytes"]))
 
     def get(self, key: bytes) -> Placed | None:
         """Return the chunk on a drive under a key, from its header."""

@@ -31,8 +31,10 @@ another store of the chunk was first.
 
 1. The drives are above their high watermark, or a write finds no place. The oldest leaves of the prefix trees are
    taken, and the index is requested to release them (`AskToEvict`; `AskToWithdraw` if the object tier has them).
-2. `Answered`: the index removes what no lease, retention or longer prefix needs. Those copies leave; the others stay,
-   and are the youngest from now on.
+2. `Answered`: the index removes what no lease, retention or longer prefix needs. Those copies leave; the others stay
+   where they were in the order, and are spared for ten seconds or longer. So is the end of a range that was just
+   registered, for as long as the next range, on another node, may wait for it. Spared copies go where a write finds
+   nothing else.
 3. A leaving copy is unreadable at once, but keeps its places while it is pinned. Its header is removed first
    (`Forget`), and only then is its place free: a header must never name bytes of another chunk.
 4. `Forgotten`: the place is free, and writes that wait for it are placed.

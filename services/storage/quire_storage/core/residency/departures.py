@@ -15,14 +15,14 @@ class Departures:
     """Ends copies.
 
     Attributes:
-        removals: Copies whose headers are being removed, by the number of the removal.
+        removals: Copies whose headers are being removed together, by the number of the removal.
         waits: Requests that wait for headers to be removed: ticket, numbers of copies, and the count to answer.
     """
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._out = copies.out
-        self.removals: dict[int, Entry] = {}
+        self.removals: dict[int, list[Entry]] = {}
         self.waits: list[tuple[int, set[int], int]] = []
 
     # ---- the index
@@ -75,33 +75,35 @@ class Departures:
 
     # ---- copies
 
-    def leave(self, entry: Entry) -> None:
-        """Make a copy unreadable. It gives up its places once nothing uses them."""
-        if entry.phase is Phase.LEAVING:
-            return
-        copies = self._copies
-        entry.phase = Phase.LEAVING
-        copies.detach(entry)
-        copies.leaving[entry.key] += 1
-        if entry.write:  # perhaps one that waits for space, which this copy does not need any more
-            copies.left_writes.add(entry.write)
-        if entry.question:  # the answer may end what lists the next copy of the key
-            copies.withdrawing[entry.key] += 1
-        copies.leave_orders(entry)
-        if copies.objects and not entry.in_object:
-            self._out.append(ev.CancelUpload(entry.key))
-        copies.set_generation(entry, 0)
-        copies.unblocked = True
-        self.remove_header(entry)
-        copies.rest(entry)
+    def leave(self, entries: Sequence[Entry]) -> None:
+        """Make copies unreadable. They give up their places once nothing uses them."""
+        copies, leaving = self._copies, list[Entry]()
+        for entry in entries:
+            if entry.phase is Phase.LEAVING:
+                continue
+            leaving.append(entry)
+            entry.phase = Phase.LEAVING
+            copies.detach(entry)
+            copies.leaving[entry.key] += 1
+            if entry.write:  # perhaps one that waits for space, which this copy does not need any more
+                copies.left_writes.add(entry.write)
+            if entry.question:  # the answer may end what lists the next copy of the key
+                copies.withdrawing[entry.key] += 1
+            copies.leave_orders(entry)
+            if copies.objects and not entry.in_object:
+                self._out.append(ev.CancelUpload(entry.key))
+            copies.set_generation(entry, 0)
+            copies.unblocked = True
+        self.remove_headers(leaving)
+        for entry in leaving:
+            copies.rest(entry)
 
     def lost(self, event: ev.Lost) -> None:
         """End copies that failed verification in every tier."""
         candidates = (self._copies.by_number.get(number) for number in event.numbers)
         entries = [entry for entry in candidates if entry is not None and entry.phase is Phase.RESIDENT]
         self.withdraw(entries)
-        for entry in entries:
-            self.leave(entry)
+        self.leave(entries)
 
     def dropped(self, event: ev.Dropped) -> None:
         """End copies whose index entry has ended. An entry that is unknown decides nothing."""
@@ -116,8 +118,7 @@ class Departures:
                 entry.ended |= {generation}
             else:
                 self._copies.rest(entry)
-        for entry in ended:
-            self.leave(entry)
+        self.leave(ended)
         by_number = self._copies.by_number
         pending = {entry.number for entry in ended if entry.number in by_number and (entry.write or entry.removal)}
         if pending:
@@ -127,20 +128,24 @@ class Departures:
 
     # ---- headers
 
-    def remove_header(self, entry: Entry) -> None:
-        """Remove a leaving copy's header from its drive: only then may its place be used again."""
-        if entry.disk is not None and not entry.write:
-            self._copies.count_leaving(entry, 1)
-            entry.removal = self._copies.number()
-            self.removals[entry.removal] = entry
-            self._out.append(ev.Forget(entry.removal, [Placed(entry.header(), entry.disk)]))
+    def remove_headers(self, entries: Sequence[Entry]) -> None:
+        """Remove the headers of leaving copies from their drives: only then may their places be used again."""
+        on_drives = [entry for entry in entries if entry.disk is not None and not entry.write]
+        if on_drives:
+            number = self._copies.number()
+            self.removals[number] = on_drives
+            for entry in on_drives:
+                self._copies.count_leaving(entry, 1)
+                entry.removal = number
+            placed = [Placed(entry.header(), entry.disk) for entry in on_drives if entry.disk is not None]
+            self._out.append(ev.Forget(number, placed))
 
     def forgotten(self, event: ev.Forgotten) -> None:
-        """The header of a leaving copy was removed, or could not be."""
-        entry = self.removals.pop(event.removal)
-        entry.removal, entry.forgotten = 0, True
-        self.off_drive(entry, event.error)
-        self._copies.rest(entry)
+        """The headers of leaving copies were removed, or could not be."""
+        for entry in self.removals.pop(event.removal):
+            entry.removal, entry.forgotten = 0, True
+            self.off_drive(entry, event.error)
+            self._copies.rest(entry)
 
     def off_drive(self, entry: Entry, error: QuireError | None = None) -> None:
         """Answer the requests that wait until a leaving copy is on no drive, or never will be."""

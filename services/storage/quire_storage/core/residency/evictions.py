@@ -18,8 +18,10 @@ from quire_storage.core.residency.pins import Pins
 from quire_storage.core.residency.slab_victims import SlabVictims
 from quire_storage.core.residency.stores import StoreGoals
 from quire_storage.core.residency.uploads import Uploads
-from quire_storage.core.residency.writes import GROUP, RETRY_S, Writes
+from quire_storage.core.residency.writes import RETRY_S, Writes
 
+GROUP: Final = 256
+"""Chunks that are asked for together."""
 _PAUSE_S_MAX: Final = 30.0
 _TRIM: Final = ev.EvictionWanted(0, ())
 
@@ -83,11 +85,12 @@ class CopyEvictions:
         self.asking: set[int] = set()
         self._trimming = False
         self._refused, self._pause_s, self._trim_at_s = 0, RETRY_S, 0.0
+        self._asked_min = 1
 
     def wanted(self, event: ev.EvictionWanted) -> None:
         """Ask for copies that a policy wants evicted."""
         copies = self._copies
-        candidates = (copies.find_resident(key) for key in event.keys)
+        candidates = (copies.find_resident(key) for key in dict.fromkeys(event.keys))
         entries = [entry for entry in candidates if entry is not None and not copies.is_busy(entry.key)]
         if event.keepers:  # a copy that was raised since is more than the keepers have
             raised = [entry for entry in entries if RANK[entry.level] > RANK[event.level]]
@@ -107,23 +110,23 @@ class CopyEvictions:
         """Evict the copies that the index has released; the others stay."""
         copies, question = self._copies, self.questions.pop(event.question)
         self.asking.discard(event.question)
-        evicted = []
+        evicted = list[Entry]()
         for entry in question.entries:
             was_asked, entry.question = entry.question, 0
             if entry.phase is Phase.LEAVING:
                 self._departures.acknowledged([entry.key] if was_asked else [])
                 copies.rest(entry)
             elif entry.key in event.out:
-                self._departures.leave(entry)
                 evicted.append(entry)
             else:
                 self._stay(entry, question)
                 self._slabs.refused()
+        self._departures.leave(evicted)
         copies.evictions["disk" if question.tier is copies.on_disk else "memory"] += len(evicted)
         if question.ticket:
             self._out.append(ev.Complete(question.ticket, len(evicted)))
         elif evicted:
-            self._refused, self._pause_s = 0, RETRY_S
+            self._refused, self._pause_s, self._asked_min = 0, RETRY_S, 1
         else:
             self._count_refused(question)
         copies.unblocked = True
@@ -131,14 +134,16 @@ class CopyEvictions:
     def trim(self) -> None:
         """Rule: ask for the copies that are to leave the drives, a group at a time."""
         copies, pool, unplaced = self._copies, self._copies.pool, self._writes.unplaced
-        if pool is None:
+        self._release(copies.spared.end(copies.now_s))
+        if pool is None or (self.asking and not self._writes.stopping):
             return
         soon_free = bool(unplaced and copies.leaving_bytes) and self._space_is_coming()
-        if self._writes.stopping and not soon_free:
-            self._writes.give_up_unplaced()  # also while the index is asked: it may have stopped first
-        if self.asking or self._writes.stopping or copies.now_s < self._trim_at_s:
+        if self._writes.stopping:
+            if not soon_free and not (self.asking and copies.now_s < self._writes.stop_at_s):
+                self._writes.give_up_unplaced()  # the index may have stopped first
             return
-        self._release(copies.spared.end(copies.now_s))
+        if copies.now_s < self._trim_at_s:
+            return
         capacity, used = pool.capacity_bytes, pool.used_bytes - copies.leaving_bytes
         if used > self._settings.pool_high_share * capacity:
             self._trimming = True
@@ -163,7 +168,6 @@ class CopyEvictions:
         copies = self._copies
         if copies.pool is not None or not self._memory.waiting or self.asking or copies.now_s < self._trim_at_s:
             return
-        self._release(copies.spared.end(copies.now_s))
         first = next(iter(self._memory.waiting.values()))
         needed = first.shape.slot_bytes * (first.count - copies.ledger.slots.available(first.shape))
         victims = self._victims(copies.in_memory, self._is_kept, needed)
@@ -200,8 +204,9 @@ class CopyEvictions:
                 self._ask(group, tier, of_object)
 
     def _count_refused(self, question: EvictionQuestion) -> None:
-        """Pause once the index has refused as many copies as the tier has."""
+        """Ask for twice as many now, and pause once the index has refused as many copies as the tier has."""
         self._refused += len(question.entries)
+        self._asked_min = min(GROUP, 2 * len(question.entries))
         if self._refused > len(question.tier):
             self._refused = 0
             self._writes.give_up_unplaced()
@@ -216,10 +221,13 @@ class CopyEvictions:
             self._uploads.start(entry)
         copies, tier = self._copies, question.tier
         place = entry.disk if tier is copies.on_disk else entry.memory
-        if not question.ticket and place is not None and entry.key not in tier:
+        is_policy = bool(question.ticket)
+        if not is_policy and place is not None and entry.key not in tier:
             tier.put_back(*entry.in_order())
             copies.spared.refused(entry.key, copies.now_s)
         copies.enter_orders([entry])
+        if is_policy:  # it was in no order meanwhile
+            tier.touch(entry.key)
         copies.rest(entry)
 
     def _space_is_coming(self) -> bool:
@@ -247,12 +255,13 @@ class CopyEvictions:
         if for_unplaced and unplaced:
             shape = unplaced[0].shape
             lacking = sum(write.lacking for write in unplaced if write.shape == shape)
-            victims = self._woken(self._slabs.victims(shape, lacking, copies.is_kept_on_disk, GROUP))
+            count = max(lacking, self._asked_min)
+            victims = self._woken(self._slabs.victims(shape, count, copies.is_kept_on_disk, GROUP))
         return victims or self._victims(copies.on_disk, copies.is_kept_on_disk, needed)
 
     def _victims(self, tier: LeafArc, is_kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
         victims, size = list[Entry](), 0
-        while size < needed and len(victims) < GROUP:
+        while (size < needed or len(victims) < self._asked_min) and len(victims) < GROUP:
             key = tier.evict(is_kept)
             if key is None:
                 break

@@ -63,8 +63,7 @@ class SlabVictims:
         assert self._pool is not None, "the order is of its chunks"
         coldest: list[bytes] = []
         while len(coldest) < limit and (key := self._order.victim(is_kept)) is not None:
-            placed = self._pool.get(key)
-            if placed is None or placed.header.chunk.shape != shape:
+            if self._pool.shape_of(key) != shape:
                 break
             self._order.evicted(key)
             coldest.append(key)

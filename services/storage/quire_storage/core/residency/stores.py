@@ -141,8 +141,7 @@ class StoreGoals:
         del self.goals[goal.ticket]
         self._out.append(ev.Fail(goal.ticket, error))
         self._departures.withdraw([entry for entry in goal.fresh if entry.promised])
-        for entry in goal.fresh:
-            self._departures.leave(entry)
+        self._departures.leave(goal.fresh)
         self._pins.unpin(goal.ticket)
         self._copies.unblocked = True
 
@@ -247,14 +246,15 @@ class StoreGoals:
     def indexing_ended(self, event: ev.IndexingEnded) -> None:
         """No more answers of the index arrive for a goal."""
         goal = self.goals[event.ticket]
+        refused = list[Entry]()
         for entry in goal.entries:
             entry.registering -= 1
             if not entry.registering:
                 entry.ended = frozenset()
                 if entry.provisional and entry.phase is Phase.RESIDENT:
-                    # An answer that was lost, or one for a copy before it, may have listed it.
-                    self._departures.withdraw([entry])
-                    self._departures.leave(entry)
+                    refused.append(entry)
+        self._departures.withdraw(refused)  # an answer that was lost, or one for a copy before it, may have listed them
+        self._departures.leave(refused)
         goal.error = goal.error or event.error
         goal.registering = False
         self._copies.unblocked = True
@@ -264,12 +264,12 @@ class StoreGoals:
                 self._copies.rest(entry)
 
     def _acknowledge(self, goal: Goal) -> None:
-        """End a registration. The caller looks once more at what a store acknowledges (`Contents.acknowledged`)."""
+        """End a registration. The caller looks once more at the chunks of a store (`Contents.acknowledged`)."""
         del self.goals[goal.ticket]
         if goal.error is not None:
             self._out.append(ev.Fail(goal.ticket, goal.error))
         else:
-            self._copies.spared.registered(goal.entries, self._copies.now_s)
+            self._copies.spared.registered(goal.entries if goal.fresh else (), self._copies.now_s)
             self._out.append(ev.Complete(goal.ticket, goal.listed()))
         for entry in goal.entries:
             self._copies.rest(entry)

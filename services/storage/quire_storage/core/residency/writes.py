@@ -18,9 +18,9 @@ from quire_storage.core.residency.entry import Entry, Phase
 from quire_storage.core.residency.goals import RANK, DriveWrite, Goal
 from quire_storage.errors import DriveFailed
 
-GROUP: Final = 64
-"""Chunks that are written, or asked for, together."""
+GROUP: Final = 64  # chunks that are written together
 RETRY_S: Final = 0.5
+_STOP_S: Final = 2.0
 _WITHDRAWN_AT_ONCE: Final = 1024
 
 
@@ -37,6 +37,7 @@ class Writes:
         ready: Goals one of whose writes has ended.
         flush_at_s: When the background flush may begin again after a failure.
         stopping: Ticket of the request to stop, which waits for the flush; 0 for none.
+        stop_at_s: Until when it waits for an answer of the index.
     """
 
     def __init__(self, copies: Copies, departures: Departures) -> None:
@@ -48,7 +49,7 @@ class Writes:
         self.unplaced: list[DriveWrite] = []
         self.ready: deque[Goal] = deque()
         self.flush_at_s = 0.0
-        self.stopping = 0
+        self.stopping, self.stop_at_s = 0, 0.0
 
     # ---- chunks
 
@@ -89,10 +90,9 @@ class Writes:
                 copies.note_arrival(entry)
                 if entry.phase is not Phase.LEAVING:  # else the key may have another copy, which is to be written
                     copies.dirty.pop(entry.key, None)
-            if entry.phase is Phase.LEAVING and entry.disk is not None:
-                self._departures.remove_header(entry)
-            elif entry.phase is Phase.LEAVING:
+            if entry.phase is Phase.LEAVING and entry.disk is None:
                 self._departures.off_drive(entry)
+        self._departures.remove_headers([entry for entry in write.entries if entry.phase is Phase.LEAVING])
         copies.enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
         self._correct_headers(write)
         for entry in write.entries:
@@ -246,7 +246,7 @@ class Writes:
                     copies.enter_orders([entry])
                 else:
                     self._departures.withdraw([entry], hidden=True)
-                    self._departures.leave(entry)
+                    self._departures.leave([entry])
             copies.rest(entry)
 
     def check(self) -> None:
@@ -278,14 +278,14 @@ class Writes:
         copies = self._copies
         if copies.pool is None or not copies.dirty or self._flushing or copies.now_s < self.flush_at_s:
             return
-        entries = [copies.entries[key] for key in islice(copies.dirty, GROUP)]
-        group = [entry for entry in entries if not entry.write]
+        group = [entry for key in islice(copies.dirty, GROUP) if not (entry := copies.entries[key]).write]
         if group and copies.pool.working:
             self.start(group)
 
     def stop(self, event: ev.Stopping) -> None:
         """Complete once everything is on drives, as far as it can be."""
-        self.stopping = event.ticket
+        self.stopping, self.stop_at_s = event.ticket, self._copies.now_s + _STOP_S
+        self._out.append(ev.WakeAt(self.stop_at_s))
 
     def end_stop(self) -> None:
         """Rule: complete a stop."""
