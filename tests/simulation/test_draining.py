@@ -86,7 +86,7 @@ def test_copies_on_nodes_that_leave_do_not_count(monkeypatch: pytest.MonkeyPatch
 
     def is_lost(seed: int) -> bool:
         try:
-            return _of_four(seed, partial(_lost, levels=_ALONE))
+            return bool(_of_four(seed, partial(_lost, levels=_ALONE)))
         except ConditionFailed:  # the second one was looked at after the first had gone
             return False
 
