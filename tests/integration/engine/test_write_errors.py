@@ -12,7 +12,7 @@ from quire.model.durability import Durability
 from quire.model.iocb import Op
 from quire_storage.errors import DriveFailed
 from tests.integration.engine.disk import SimDisk
-from tests.integration.engine.rig import Engine, payload_of, with_settings
+from tests.integration.engine.rig import Engine, key_of, payload_of, with_settings
 
 
 class _Failing(SimDisk):
@@ -61,4 +61,34 @@ async def test_a_drive_that_goes_on_failing_writes_is_retired(seconds: float) ->
     await engine.stop()
     engine = await Engine(disk).start()
     assert np.array_equal((await engine.get([1]))[:, 0], payload_of(1))
+    await engine.stop()
+
+
+async def test_a_drive_that_is_given_up_during_a_commit_costs_the_others_nothing() -> None:
+    """Headers on the healthy drive were taken for written, or for removed, and were not synced."""
+    disk = SimDisk()
+    engine = await Engine(disk, with_settings(drive_write_error_s_max=0.0)).start()
+    await engine.put(list(range(16)), Durability.LOCAL)
+    pool, synced = engine.pool, list[list[int]]()
+    placed = [about for number in range(16) if (about := pool.map.get(key_of(number))) is not None]
+    of_second = [about for about in placed if about.place.drive == 1]
+    assert 0 < len(of_second) < len(placed) == 16
+    write_pages, sync = pool._write_pages, engine.ring.sync
+
+    async def lost_meanwhile(pages: dict[int, list[int]]) -> None:
+        if 0 in pages:
+            pool.lose(DriveFailed("it fails reads", frozenset([0])))
+            raise DriveFailed("it fails writes", frozenset([0]))
+        await write_pages(pages)
+
+    async def noted(drives: list[int]) -> None:
+        synced.append(drives)
+        await sync(drives)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "_write_pages", lost_meanwhile)
+        patch.setattr(engine.ring, "sync", noted)
+        results = await asyncio.gather(pool.rewrite(placed), pool.rewrite(of_second), return_exceptions=True)
+    assert isinstance(results[0], DriveFailed) and results[1] is None
+    assert synced[-1] == [1], "headers on the healthy drive are written for sure"
     await engine.stop()

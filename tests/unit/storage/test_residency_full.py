@@ -10,9 +10,11 @@ import pytest
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull
 from quire_storage.core.chunks import DiskPlace
+from quire_storage.core.eviction import LeafArc
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.core.residency import events as ev
+from quire_storage.core.residency.slab_victims import SlabVictims
 from quire_storage.core.residency.spared import Spared
 from tests.unit.storage.residency_world import World, chunk_of, stored
 
@@ -125,6 +127,37 @@ def test_of_many_that_the_index_keeps_more_and_more_are_asked_for(monkeypatch: p
         world.end(world.running[0])
     assert world.acknowledge(transfer, store) == {chunk_of(256).key}
     assert [len(question.records) for question in questions] == [1, 2, 4, 8, 16]
+
+
+def test_an_index_that_does_not_answer_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence is no reason to ask for more, or to spare copies."""
+    world = _full([0, 8, 16, 24])
+    world.pass_time()
+    questions = _questions(world, monkeypatch)
+    transfer, store = world.store([chunk_of(32)], Durability.LOCAL)
+    for _ in range(3):
+        operation = world.operation("ask")
+        world.running.remove(operation)
+        world.post(ev.Answered(questions[-1].question, frozenset(), refused=False))
+    world.settle()
+    assert len(world.acknowledge(transfer, store)) == 1
+    asked = [[int.from_bytes(record.key, "big") for record in question.records] for question in questions]
+    assert asked == [[3]] * 4 and not world.residency.copies.spared._refused
+
+
+def test_copies_that_have_left_are_not_spared() -> None:
+    world = _full([0, 8])
+    world.drop(chunk_of(3).key)
+    world.settle()
+    assert list(world.residency.copies.spared._ends) == [chunk_of(11).key]
+
+
+def test_no_more_of_a_slab_are_chosen_than_fit_a_question() -> None:
+    """Sixteen chunks of a slab of another shape are leaves."""
+    order = LeafArc(1 << 20)
+    keys = [bytes([number]) * 32 for number in range(16)]
+    order.enter([(key, b"", 1) for key in keys])
+    assert SlabVictims(order, None)._leaves(keys, lambda _: False, 5) == keys[:5]
 
 
 def test_where_there_are_no_drives_the_ends_of_ranges_are_spared_no_longer(

@@ -143,13 +143,13 @@ class Integrity:
             yield batch
 
     async def _scrub_together(self, keys: Sequence[bytes]) -> int:
-        """Read chunks from the drives together, and those that are not sound one by one. Returns their bytes."""
-        size, suspects = 0, keys
+        """Read chunks from the drives together, and those that are not sound one by one. Returns the bytes read."""
+        sizes, suspects = dict[bytes, int](), keys
         try:
             with self._tiers.pinned(keys) as copies:
                 groups: dict[Shape, list[Copy]] = {}
                 for copy in copies:
-                    size += copy.chunk.bytes
+                    sizes[copy.chunk.key] = copy.chunk.slot_bytes
                     groups.setdefault(copy.chunk.shape, []).append(copy)
                 sound = set[bytes]().union(*[await self._sound_on_drives(group) for group in groups.values()])
             on_drives = [copy.chunk.key for copy in copies if copy.disk is not None]
@@ -160,7 +160,7 @@ class Integrity:
             logger().warning("chunks are scrubbed one by one", chunks=len(keys), error=str(error))
         for key in dict.fromkeys(suspects):
             await self._scrub_one(key)
-        return size
+        return sum(sizes.values()) + sum(sizes.get(key, 0) for key in suspects)
 
     async def _sound_on_drives(self, copies: Sequence[Copy]) -> set[bytes]:
         """Return the keys of copies of one shape whose bytes on the drives could be read together, and match."""

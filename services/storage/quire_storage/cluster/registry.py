@@ -109,20 +109,20 @@ class Registry:
         except QuireError as error:
             logger().warning("lost chunks could not be withdrawn", chunks=len(records), error=str(error))
 
-    async def may_go(self, chunks: Sequence[ChunkRecord]) -> set[bytes]:
-        """Take last copies, deepest first, out of the index; the keys that are out. None while it does not answer."""
+    async def may_go(self, chunks: Sequence[ChunkRecord]) -> set[bytes] | None:
+        """Take last copies, deepest first, out of the index; the keys that are out. None if it does not answer."""
         try:
             async with self._operation():
                 marks = await self._index.evict(self._node_id, chunks)
         except QuireError as error:
             logger().warning("nothing can be evicted while the index does not answer", error=str(error))
-            return set()
+            return None
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def may_withdraw(self, chunks: Sequence[ChunkRecord], keepers: Sequence[str]) -> set[bytes]:
+    async def may_withdraw(self, chunks: Sequence[ChunkRecord], keepers: Sequence[str]) -> set[bytes] | None:
         """Take this node off the entries that list each of `keepers`, or, for none, the object tier too; their keys.
 
-        None while the index does not answer.
+        None if the index does not answer.
         """
         try:
             async with self._operation():
@@ -133,7 +133,7 @@ class Registry:
                 self.changes += 1
         except QuireError as error:
             logger().warning("nothing can be withdrawn while the index does not answer", error=str(error))
-            return set()
+            return None
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
     async def drops(self) -> AsyncIterator[list[Drop]]:

@@ -185,7 +185,7 @@ class Executor:
         self.post(ev.Withdrawn([record.key for record in records]))
 
     async def _question(self, instruction: ev.AskToEvict | ev.AskToWithdraw) -> None:
-        out: Sequence[bytes] | set[bytes] = ()
+        out: set[bytes] | None = None
         try:
             if isinstance(instruction, ev.AskToEvict):
                 out = await self._registry.may_go(instruction.records)
@@ -193,7 +193,7 @@ class Executor:
                 out = await self._registry.may_withdraw(instruction.records, instruction.keepers)
         except Exception as error:
             _failure(error)  # without an answer nothing goes
-        self.post(ev.Answered(instruction.question, frozenset(out)))
+        self.post(ev.Answered(instruction.question, frozenset(out or ()), refused=out is not None))
         self.count()
 
     async def _wake(self, delay_s: float) -> None:

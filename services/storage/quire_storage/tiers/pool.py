@@ -276,12 +276,16 @@ class Pool:
                     change.done.set_result(None)
 
     async def _commit_while_drives_last(self, group: Sequence[_Change]) -> Exception | None:
-        """Commit on the drives that work; the error if even that is impossible."""
+        """Commit on the drives that work; the error if even that is impossible.
+
+        A drive that was given up during the attempt fails what is its own: the others are written again.
+        """
         while True:
+            failed = set(self._failed)
             try:
                 await self._commit_group(group)
             except DriveFailed as error:
-                if error.drives <= self._failed:
+                if error.drives <= failed:
                     return error
                 self.lose(error)
             except Exception as error:

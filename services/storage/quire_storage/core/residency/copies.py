@@ -173,6 +173,7 @@ class Copies:
         self.in_memory.remove(entry.key)
         self.on_disk.remove(entry.key)
         self.dirty.pop(entry.key, None)
+        self.spared.forget(entry.key)
         self.namespaces.left(entry.chunk)
         self.replicated.pop(entry.key, None)
 

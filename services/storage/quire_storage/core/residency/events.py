@@ -228,10 +228,14 @@ class DriveLost:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The index took these keys out of itself, or this node off their entries; the others stay."""
+    """The index took these keys out of itself, or this node off their entries; the others stay.
+
+    `refused`: the index keeps the others; else it did not answer.
+    """
 
     question: int
     out: frozenset[bytes]
+    refused: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class CopyEvictions:
             elif entry.key in event.out:
                 evicted.append(entry)
             else:
-                self._stay(entry, question)
+                self._stay(entry, question, refused=event.refused)
                 self._slabs.refused()
         self._departures.leave(evicted)
         copies.evictions["disk" if question.tier is copies.on_disk else "memory"] += len(evicted)
@@ -128,6 +128,7 @@ class CopyEvictions:
         elif evicted:
             self._refused, self._pause_s, self._asked_min = 0, RETRY_S, 1
         else:
+            self._asked_min = min(GROUP, 2 * self._asked_min) if event.refused else 1
             self._count_refused(question)
         copies.unblocked = True
 
@@ -154,7 +155,7 @@ class CopyEvictions:
         if needed <= 0:
             return
         victims = self._victims_on_disk(needed, for_unplaced=excess <= 0)
-        if not victims and unplaced and not soon_free and self._release(copies.spared.end()):
+        while not victims and unplaced and not soon_free and self._release(copies.spared.end()):
             victims = self._victims_on_disk(needed, for_unplaced=excess <= 0)
         if victims:
             self._ask_for(victims, copies.on_disk)
@@ -170,10 +171,12 @@ class CopyEvictions:
             return
         first = next(iter(self._memory.waiting.values()))
         needed = first.shape.slot_bytes * (first.count - copies.ledger.slots.available(first.shape))
+        if needed <= 0:
+            return
         victims = self._victims(copies.in_memory, self._is_kept, needed)
         if not victims and copies.in_memory.look_again():  # `SlotReservations.clear` leaves out what lies here alone
             victims = self._victims(copies.in_memory, self._is_kept, needed)
-        if not victims and self._release(copies.spared.end()):
+        while not victims and self._release(copies.spared.end()):
             victims = self._victims(copies.in_memory, self._is_kept, needed)
         if victims:
             self._ask_for(victims, copies.in_memory)
@@ -204,17 +207,16 @@ class CopyEvictions:
                 self._ask(group, tier, of_object)
 
     def _count_refused(self, question: EvictionQuestion) -> None:
-        """Ask for twice as many now, and pause once the index has refused as many copies as the tier has."""
+        """Pause once the index has refused as many copies as the tier has."""
         self._refused += len(question.entries)
-        self._asked_min = min(GROUP, 2 * len(question.entries))
         if self._refused > len(question.tier):
-            self._refused = 0
+            self._refused, self._asked_min = 0, 1
             self._writes.give_up_unplaced()
             self._trim_at_s = self._copies.now_s + self._pause_s
             self._pause_s = min(_PAUSE_S_MAX, 2 * self._pause_s)
             self._out.append(ev.WakeAt(self._trim_at_s))
 
-    def _stay(self, entry: Entry, question: EvictionQuestion) -> None:
+    def _stay(self, entry: Entry, question: EvictionQuestion, *, refused: bool) -> None:
         """Keep a copy: it is leased, or extended by others; or the object tier does not have it after all."""
         if question.of_object and entry.in_object:
             entry.in_object = False
@@ -224,7 +226,8 @@ class CopyEvictions:
         is_policy = bool(question.ticket)
         if not is_policy and place is not None and entry.key not in tier:
             tier.put_back(*entry.in_order())
-            copies.spared.refused(entry.key, copies.now_s)
+            if refused:
+                copies.spared.refused(entry.key, copies.now_s)
         copies.enter_orders([entry])
         if is_policy:  # it was in no order meanwhile
             tier.touch(entry.key)

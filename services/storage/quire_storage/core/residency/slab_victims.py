@@ -75,6 +75,8 @@ class SlabVictims:
         while len(leaves) > previous and len(leaves) < limit:
             previous = len(leaves)
             for key in keys:
+                if len(leaves) == limit:
+                    break
                 if key in self._order and self._order.is_leaf(key) and not is_kept(key):
                     self._order.evicted(key)
                     leaves.append(key)

@@ -42,6 +42,11 @@ class Spared:
         """Spare a copy that the index keeps."""
         _renew(self._refused, key, now_s + max(_REFUSED_S, _EACH_S * len(self._refused)))
 
+    def forget(self, key: bytes) -> None:
+        """The copy has left."""
+        self._ends.pop(key, None)
+        self._refused.pop(key, None)
+
     def end(self, now_s: float = float("inf")) -> list[bytes]:
         """Return keys that are spared no longer, the youngest first; without a time: the oldest of all."""
         return _ended(self._ends, now_s) + _ended(self._refused, now_s)
