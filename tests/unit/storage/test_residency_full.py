@@ -130,7 +130,7 @@ def test_of_many_that_the_index_keeps_more_and_more_are_asked_for(monkeypatch: p
 
 
 def test_an_index_that_does_not_answer_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its silence is no reason to ask for more, or to spare copies."""
+    """An outage is no reason to ask for more, or to spare copies."""
     world = _full([0, 8, 16, 24])
     world.pass_time()
     questions = _questions(world, monkeypatch)
@@ -141,8 +141,8 @@ def test_an_index_that_does_not_answer_refuses_nothing(monkeypatch: pytest.Monke
         world.post(ev.Answered(questions[-1].question, frozenset(), refused=False))
     world.settle()
     assert len(world.acknowledge(transfer, store)) == 1
-    asked = [[int.from_bytes(record.key, "big") for record in question.records] for question in questions]
-    assert asked == [[3]] * 4 and not world.residency.copies.spared._refused
+    numbers = [[int.from_bytes(record.key, "big") for record in question.records] for question in questions]
+    assert numbers == [[3]] * 4 and not world.residency.copies.spared._refused
 
 
 def test_copies_that_have_left_are_not_spared() -> None:
@@ -214,7 +214,7 @@ def test_the_ends_of_ranges_go_where_nothing_else_may() -> None:
 
 
 def test_what_the_index_keeps_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy keeps its place in the order. Until then others are asked for, though they were used later."""
+    """The copy keeps its place in the order. Before that, copies that were used later are asked for."""
     world = _full([0, 8, 16])
     world.pass_time()
     world.leased = {chunk_of(3).key}

@@ -108,8 +108,8 @@ def _newest_first(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
 
 def _joined(columns: Sequence[Numbers]) -> Numbers:
     """Join columns one by one: `np.concatenate` keeps the GIL until all are copied."""
-    joined, at = np.empty(sum(map(len, columns)), dtype=np.uint64), 0
+    whole, at = np.empty(sum(map(len, columns)), dtype=np.uint64), 0
     for column in columns:
-        joined[at : at + len(column)] = column
+        whole[at : at + len(column)] = column
         at += len(column)
-    return joined
+    return whole

@@ -278,7 +278,7 @@ class Pool:
     async def _commit_while_drives_last(self, group: Sequence[_Change]) -> Exception | None:
         """Commit on the drives that work; the error if even that is impossible.
 
-        A drive that was given up during the attempt fails what is its own: the others are written again.
+        A drive that was given up during the attempt fails its own changes only: the other drives are written again.
         """
         while True:
             failed = set(self._failed)
