@@ -37,6 +37,7 @@ from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRate
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.adapters.nonces import NonceSender
 from quire_storage.adapters.objects import ObstoreTier
+from quire_storage.allocator import map_large_blocks
 from quire_storage.cluster.redundancy import open_when_redundant
 from quire_storage.config import PREFIX, StorageConfig
 from quire_storage.node import StorageNode
@@ -197,6 +198,7 @@ async def serve(config: StorageConfig) -> None:
 
 
 def main() -> None:
+    map_large_blocks()
     run_service("storage", StorageConfig, PREFIX, serve)
 
 
