@@ -11,10 +11,10 @@ _MAPPED_BYTES: Final = 4 << 20
 
 
 def map_large_blocks() -> None:
-    """Have blocks of 4 MiB and more mapped, always.
+    """Map blocks of 4 MiB and more, always.
 
-    glibc raises that threshold, up to 32 MiB, when a mapped block is freed. A column below it lies in the heap, and is
-    copied each time that it grows: 60 ms for the columns of two million chunks. Other C libraries map large blocks.
+    When glibc frees a mapped block, it maps only larger blocks from then on, up to 32 MiB. Smaller columns are in the
+    heap, and are copied each time that they grow. Other C libraries map large blocks.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

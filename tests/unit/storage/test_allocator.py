@@ -28,7 +28,7 @@ print(start <= address < stop)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries map large blocks")
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_large_column_is_mapped(mapped: bool) -> None:
-    """Without the call it is in the heap: the check can fail."""
+    """The fault put back: without the call the column is in the heap."""
     command = [sys.executable, "-c", _GROWS, "mapped" if mapped else ""]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.strip() == str(not mapped)

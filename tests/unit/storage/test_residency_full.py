@@ -1,4 +1,4 @@
-"""The residency machine on drives that are full: what a write that waits for places asks for."""
+"""The residency machine on full drives: the questions of writes that wait for places."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _questions(world: World, monkeypatch: pytest.MonkeyPatch) -> list[ev.AskToEv
 
 
 def test_where_headers_run_out_before_bytes_one_question_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk was asked for alone, and each place that came free began a search for all: 20 s for 700 chunks."""
+    """Writes asked for chunks one by one, and each freed place began a search for all: 20 s for 700 chunks."""
     world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=20)
     for first in range(0, 64, 8):  # eight slabs of four; there are eight pages of headers
         stored(world, [chunk_of(first + at) for at in range(4)])

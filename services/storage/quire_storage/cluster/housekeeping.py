@@ -101,15 +101,6 @@ def _newest_first(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
     """
     if not parts:
         return np.empty(0, dtype=np.uint64)
-    ages, places = (_joined(columns) for columns in zip(*parts, strict=True))
+    ages, places = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     ordered: Numbers = np.take(places, np.argsort(ages)[::-1])
     return ordered
-
-
-def _joined(columns: Sequence[Numbers]) -> Numbers:
-    """Join columns one by one: `np.concatenate` keeps the GIL until all are copied."""
-    whole, at = np.empty(sum(map(len, columns)), dtype=np.uint64), 0
-    for column in columns:
-        whole[at : at + len(column)] = column
-        at += len(column)
-    return whole

@@ -130,10 +130,11 @@ class Integrity:
 
     def _batches(self) -> Iterator[list[bytes]]:
         """Yield the keys of all chunks on the drives: of a large chunk, or of several small ones."""
-        batch, size = list[bytes](), 0
-        chunks = self._tiers.pool.map if self._tiers.pool is not None else None
-        for key in chain.from_iterable(chunks.scan() if chunks is not None else ()):
-            shape = chunks.shape_of(key) if chunks is not None else None
+        if self._tiers.pool is None:
+            return
+        batch, size, chunks = list[bytes](), 0, self._tiers.pool.map
+        for key in chain.from_iterable(chunks.scan()):
+            shape = chunks.shape_of(key)
             batch.append(key)
             size += shape.bytes if shape is not None else 0
             if size >= _SCRUBBED_BYTES or len(batch) == _SCRUBBED_CHUNKS:
