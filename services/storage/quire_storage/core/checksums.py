@@ -18,6 +18,8 @@ from quire_storage.core.pool.extents import Extent
 
 Bytes = npt.NDArray[np.uint8]
 Checksums = npt.NDArray[np.uint32]
+_Columns = npt.NDArray[np.uint32]
+"""A linear operator on checksums, as the images of the 32 unit vectors: (32,)."""
 _POLYNOMIAL: Final = 0xEDB88320  # of CRC-32, reflected
 
 
@@ -73,28 +75,23 @@ def _shift(checksums: Checksums, length: int) -> Checksums:
 @lru_cache(maxsize=64)
 def _shift_tables(length: int) -> npt.NDArray[np.uint32]:
     """Multiplication by x^(8·length) modulo the polynomial, which is linear, by each byte of the checksum: (4, 256)."""
-    operator, power, bits = _identity(), _one_bit(), 8 * length
+    operator, power, bits = _IDENTITY, _ONE_BIT, 8 * length
     while bits:
         if bits & 1:
-            operator = [_apply(power, column) for column in operator]
-        power = [_apply(power, column) for column in power]
+            operator = _images(power, operator)
+        power = _images(power, power)
         bits >>= 1
-    tables = [[_apply(operator, value << 8 * byte) for value in range(256)] for byte in range(4)]
-    return np.array(tables, dtype=np.uint32)
+    values = np.arange(256, dtype=np.uint32)
+    return np.stack([_images(operator, values << np.uint32(8 * byte)) for byte in range(4)])
 
 
-def _identity() -> list[int]:
-    return [1 << bit for bit in range(32)]
+_IDENTITY: Final[_Columns] = np.uint32(1) << np.arange(32, dtype=np.uint32)
+_ONE_BIT: Final[_Columns] = np.array([_POLYNOMIAL, *_IDENTITY[:31].tolist()], dtype=np.uint32)
+"""The operator of one more zero bit."""
 
 
-def _one_bit() -> list[int]:
-    """The operator of one more zero bit, as the images of the 32 unit vectors."""
-    return [_POLYNOMIAL] + [1 << bit for bit in range(31)]
-
-
-def _apply(operator: list[int], value: int) -> int:
-    image = 0
-    for bit in range(32):
-        if value >> bit & 1:
-            image ^= operator[bit]
-    return image
+def _images(operator: _Columns, values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Images of the values, (n,) → (n,)."""
+    has_bit = (values[:, None] & _IDENTITY) != 0
+    images: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(np.where(has_bit, operator, np.uint32(0)), axis=1)
+    return images
