@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import mmap
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import uvloop
 from quire.client import Buffer
 from quire.model.descriptor import RdmaTarget
 from quire.transport import ucx_transport
+from quire.transport.pages import anonymous_memory
 
 
 class BareStream:
@@ -73,9 +73,7 @@ async def serve(layer_bytes: int, layers: int) -> None:
     asked: asyncio.Queue[bytes] = asyncio.Queue()
     transport.on_message(asked.put_nowait)
     # Two layers in turn stand for all: each is far larger than any cache, and the machine need not hold a third copy.
-    memory = mmap.mmap(-1, layer_bytes * 2)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    source = np.frombuffer(memory, dtype=np.uint8)
+    source = np.frombuffer(anonymous_memory(layer_bytes * 2), dtype=np.uint8)
     source.fill(1)
     region = transport.register(source)
     target = RdmaTarget(bytes.fromhex(worker), address, length, bytes.fromhex(key))

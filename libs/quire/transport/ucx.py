@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import resource
 import struct
 import zlib
@@ -18,6 +17,7 @@ import pyucx
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, QuireError, ResourceExhausted, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
+from quire.transport.pages import anonymous_memory
 
 _MESSAGE_ID: Final = 1
 _FRAME: Final = struct.Struct("<3sBBI")
@@ -82,9 +82,7 @@ class UcxTransport:
 
     def allocate(self, length: int) -> npt.NDArray[np.uint8]:
         """Allocate, on huge pages if there are some."""
-        memory = mmap.mmap(-1, length)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, dtype=np.uint8)
+        return np.frombuffer(anonymous_memory(length), dtype=np.uint8)
 
     def register(self, buffer: Any) -> Region:
         """Register memory in place. Raises `ResourceExhausted` for more than this process may pin."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.telemetry import counter, logger, names
+from quire.transport.pages import anonymous_memory
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Copy, DiskPlace
 from quire_storage.core.pool.slots import Shape
@@ -315,7 +315,7 @@ class Integrity:
         async with self._turns:
             if not self._scratches:
                 size = self._tiers.arena.block_bytes
-                self._scratches.append(np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8))
+                self._scratches.append(np.frombuffer(anonymous_memory(size), dtype=np.uint8))
             scratch = self._scratches.pop()
             try:
                 yield scratch

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import mmap
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -28,6 +27,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import counter, logger, names
 from quire.transport import Region, Transport
+from quire.transport.pages import anonymous_memory
 from quire_storage.cluster import redundancy
 from quire_storage.cluster.registry import Registry
 from quire_storage.config import StorageConfig
@@ -375,7 +375,7 @@ class Replicator:
             if len(self._quarantined) >= _QUARANTINED_MAX:
                 logger().error("no copies are pulled: too much memory is quarantined", buffers=len(self._quarantined))
                 return
-            memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
+            memory = np.frombuffer(anonymous_memory(len(batch) * layers * size), dtype=np.uint8)
             region = self._transport.register(memory)
             target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
             keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.errors import ConfigInvalid, LayoutInvalid
+from quire.transport.pages import anonymous_memory
 from quire_storage.core.pool.slots import Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
@@ -46,8 +47,7 @@ class Arena:
                     f"QUIRE_STORAGE_HUGE_PAGES: {size >> 20} MiB are not set apart ({error.strerror}): vm.nr_hugepages"
                 ) from None
         else:
-            self._memory = mmap.mmap(-1, self._size)
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = anonymous_memory(self._size)
         self.view: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self.address = int(self.view.ctypes.data)
 
