@@ -221,9 +221,7 @@ def test_pieces_assemble_the_payload_where_it_was_asked_for(
         for each in ranges:
             plan = _plan(descriptor, [each], chunks[each.first : each.stop])
             for layer in range(layers):
-                sound: list[int] = []
-                assert plan.corrupt(arena, layer, layer * stride, sound.append) == []
-                assert sound == sorted(sound) and sound[-1] == each.count
+                assert plan.checks.corrupt(arena, layer, layer * stride) == []
                 for piece in plan.pieces(layer, layer * stride, bytes_max):
                     at = piece.remote_offset
                     assert piece.bytes <= max(bytes_max, size)
@@ -248,9 +246,11 @@ def test_one_flipped_bit_is_found_where_it_is(order: list[int], victim: int, lay
     plan = _plan(descriptor, (ChunkRange("", 0, 9),), chunks)
     arena[int(_slices(chunks[victim])[layer]) + position] ^= 1 << position % 8
     for each in range(3):
-        sound = [0]
-        assert plan.corrupt(arena, each, each * stride, sound.append) == ([victim] if each == layer else [])
-        assert sound[-1] <= (victim if each == layer else 9), "nothing is called sound that is not"
+        checks, shift = plan.checks, each * stride
+        assert checks.corrupt(arena, each, shift) == ([victim] if each == layer else [])
+        for at, part in enumerate(checks.parts):
+            has_victim = each == layer and part.first <= victim < part.first + part.count
+            assert checks.is_sound(arena, each, shift, at) is not has_victim
 
 
 def test_plan_refuses_another_shape() -> None:

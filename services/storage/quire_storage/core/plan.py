@@ -82,37 +82,40 @@ class Carried:
 Bytes = npt.NDArray[np.uint8]
 Heal = Callable[[list[int]], None]
 """Told the indices of chunks of the batch whose slices do not match."""
-Verification = Callable[[npt.NDArray[np.uint8], int, int, Callable[[int], None]], list[int]]
-"""(arena, layer, shift, sound) → indices of the chunks whose slice of the layer does not match. For a thread.
-
-Calls `sound(n)` as it goes: the first n chunks match.
-"""
 
 
-def unheard(_: int) -> None:
-    """Ignore the progress, for a caller who waits for the whole."""
+class SliceChecks:
+    """Verifies layers of chunks, in parts: neighbours in the arena as one range.
 
-
-def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> Verification:
-    """Verifies layers of chunks by `checksums`, (layers, chunks).
-
-    Slice l of chunk i, `size` bytes, is at bases_i + shift, the layer's.
+    `checksums`: (layers, chunks). Slice l of chunk i, `size` bytes, is at bases_i + shift, the layer's.
     """
-    parts = extents(bases, size, _VERIFY_BYTES)
-    expected_sums: list[Checksums] = []
 
-    def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None]) -> list[int]:
-        if not expected_sums:
-            expected_sums.append(combined(checksums, parts, size))
-        view = memoryview(arena.data)
-        for part, expected in zip(parts, expected_sums[0][layer].tolist(), strict=True):
-            start = part.offset + shift
-            if crc32(view[start : start + part.count * size]) != expected:
-                return mismatches(arena, bases + shift, size, checksums[layer])
-            sound(part.first + part.count)
-        return []
+    def __init__(self, checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> None:
+        self.parts = extents(bases, size, _VERIFY_BYTES)
+        self._checksums = checksums
+        self._bases = bases
+        self._size = size
+        self._expected: dict[int, list[int]] = {}
 
-    return corrupt
+    def is_sound(self, arena: Bytes, layer: int, shift: int, part: int) -> bool:
+        """Return whether the slices of a part of a layer match."""
+        if layer not in self._expected:
+            self._expect(layer)
+        extent = self.parts[part]
+        start = extent.offset + shift
+        return crc32(memoryview(arena.data)[start : start + extent.count * self._size]) == self._expected[layer][part]
+
+    def corrupt(self, arena: Bytes, layer: int, shift: int) -> list[int]:
+        """Return the indices of the chunks whose slice of a layer does not match. For a thread."""
+        if all(self.is_sound(arena, layer, shift, part) for part in range(len(self.parts))):
+            return []
+        return mismatches(arena, self._bases + shift, self._size, self._checksums[layer])
+
+    def _expect(self, layer: int) -> None:
+        """Combine the checksums of a layer's parts: of the first layer, which is waited for, alone; else of all."""
+        layers = range(1) if layer == 0 else range(len(self._checksums))
+        sums = combined(self._checksums[: len(layers)], self.parts, self._size).tolist()
+        self._expected |= dict(zip(layers, sums, strict=True))
 
 
 class BatchPlan:
@@ -137,7 +140,7 @@ class BatchPlan:
         cuts = [0, *breaks.tolist(), len(bases)]
         self._spans = [(low, high, int(targets[low])) for low, high in itertools.pairwise(cuts)]
         self._pieces: dict[int, list[Piece]] = {}
-        self.corrupt = verification(checksums, bases, descriptor.slice_bytes)
+        self.checks = SliceChecks(checksums, bases, descriptor.slice_bytes)
         self._checksums = checksums
         self._targets = targets
         self._carried: list[Carried] = []

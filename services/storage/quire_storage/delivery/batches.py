@@ -21,12 +21,13 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport.copying import wait_in_thread
 from quire_storage.core.chunks import Copy, MemoryPlace
-from quire_storage.core.plan import BatchPlan, Carried, places, unheard
+from quire_storage.core.plan import BatchPlan, Carried, places
 from quire_storage.core.pool.slots import Shape
 from quire_storage.core.pool.striped import Striped
 from quire_storage.delivery.object_loads import ObjectChunk, ObjectLoad, joined
 from quire_storage.delivery.promotions import Promotion, Promotions
 from quire_storage.delivery.reading import Reading, Source, checksums_of
+from quire_storage.delivery.verifying import Verifying
 from quire_storage.ingest.arrivals import Arrival, ArrivingChunk
 
 Bytes = npt.NDArray[np.uint8]
@@ -69,38 +70,6 @@ class Batch:
         load, first = self.load
         count = len(self.plan.bases)
         return {at - first: error for at, error in load.failed.items() if first <= at < first + count}
-
-
-class Verifying:
-    """A layer of a batch that is verified chunk after chunk, in a thread, while those before are sent."""
-
-    def __init__(self) -> None:
-        self._sound = 0
-        self._news = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self.task: asyncio.Task[None] | None = None
-
-    def told(self, sound: int) -> None:
-        """Note that the first `sound` chunks match. Called by the thread."""
-        self._loop.call_soon_threadsafe(self._hear, sound)
-
-    def end(self, _: asyncio.Task[None]) -> None:
-        """All of them match, or `until` raises why not."""
-        self._news.set()
-
-    async def until(self, chunks: int) -> None:
-        """Wait until the first `chunks` match. Raises `CorruptData` for chunks that cannot be healed."""
-        assert self.task is not None, "it has begun"
-        while self._sound < chunks:
-            if self.task.done():
-                self.task.result()
-                break
-            self._news.clear()
-            await self._news.wait()
-
-    def _hear(self, sound: int) -> None:
-        self._sound = max(self._sound, sound)
-        self._news.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +211,10 @@ class Batches:
         if self._copied:
             return ReadyBatch(batch, layer, shift, block)
         if batch.staged is None and layer == 0:
-            verifying = Verifying()
-            verifying.task = asyncio.create_task(self._verify(batch, layer, shift, verifying.told))
-            verifying.task.add_done_callback(verifying.end)
-            self._verifying.append(verifying.task)
+            verifying = Verifying(batch.plan.checks, self._arena.view, layer, shift)
+            self._verifying.append(verifying.begin(self._verify_sent(batch, layer, shift, verifying)))
             return ReadyBatch(batch, layer, shift, None, verifying)
-        await self._verify(batch, layer, shift, unheard)
+        await self._verify(batch, layer, shift)
         return ReadyBatch(batch, layer, shift, block)
 
     async def _prepare_load(self, batch: Batch, place: tuple[ObjectLoad, int], layer: int, shift: int) -> ReadyBatch:
@@ -270,9 +237,14 @@ class Batches:
             return ReadyBatch(batch, layer, shift, None, is_void=True)
         return ReadyBatch(batch, layer, shift, None)
 
-    async def _verify(self, batch: Batch, layer: int, shift: int, sound: Callable[[int], None]) -> None:
-        verify = partial(batch.plan.corrupt, self._arena.view, layer, shift, sound)
-        bad = await asyncio.wrap_future(self._reading.threads.submit(self._tenant, verify))
+    async def _verify_sent(self, batch: Batch, layer: int, shift: int, verifying: Verifying) -> None:
+        await asyncio.wrap_future(self._reading.threads.submit(self._tenant, verifying.work))
+        if verifying.found_corrupt:
+            await self._verify(batch, layer, shift)
+
+    async def _verify(self, batch: Batch, layer: int, shift: int) -> None:
+        find = partial(batch.plan.checks.corrupt, self._arena.view, layer, shift)
+        bad = await asyncio.wrap_future(self._reading.threads.submit(self._tenant, find))
         if bad:
             await self._reading.heal_slices(batch.copies, batch.plan.bases + shift, layer, bad)
 

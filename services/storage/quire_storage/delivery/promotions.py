@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.telemetry import names, tracer
 from quire_storage.core.chunks import Copy, MemoryPlace
-from quire_storage.core.plan import unheard, verification
+from quire_storage.core.plan import SliceChecks
 from quire_storage.delivery.reading import Reading, checksums_of
 from quire_storage.tiers.tiers import Tiers
 
@@ -32,7 +32,7 @@ class Promotion:
         strides = np.full(len(copies), self._stride)
         self._source = pool.striped(copies, self._bases + arena.address, strides)
         num_layers = copies[0].chunk.num_layers
-        self._verify = verification(checksums_of(copies, num_layers), self._bases, copies[0].chunk.slice_bytes)
+        self._checks = SliceChecks(checksums_of(copies, num_layers), self._bases, copies[0].chunk.slice_bytes)
         self._layers: dict[int, asyncio.Task[None]] = {}
         self._sound: set[int] = set()
 
@@ -59,7 +59,7 @@ class Promotion:
         assert reading.ring is not None, "what is on a drive is read through the ring"
         with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
             await reading.ring.read(self._source.layer(layer), due_s)
-        verify = partial(self._verify, reading.tiers.arena.view, layer, shift, unheard)
+        verify = partial(self._checks.corrupt, reading.tiers.arena.view, layer, shift)
         bad = await asyncio.wrap_future(reading.threads.submit(self._tenant, verify))
         if bad:
             await reading.heal_slices(self._copies, self._bases + shift, layer, bad)
