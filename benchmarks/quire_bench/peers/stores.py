@@ -61,7 +61,7 @@ class QuireStore:
         self._client.start()
         self._objects = Objects(self._client.asynchronous, Durability.MEMORY)
         self._buffers: dict[int, Buffer] = {}
-        self._stored: dict[str, list[Place]] = {}
+        self._stored: dict[str, list[tuple[Namespace, ChunkKeys]]] = {}
 
     def memory(self, length: int) -> Bytes:
         buffer = self._client.allocate(length)
@@ -73,11 +73,12 @@ class QuireStore:
     def put(self, round_: str, source: Bytes) -> None:
         buffer = self._buffers[source.ctypes.data]
         if source.ndim == 2:
-            places = self._stored[round_] = self._places(round_, source)
+            places = self._places(round_, source)
             self._client.run(self._objects.put(places, buffer))
+            self._stored[round_] = [(place.namespace, place.keys) for place in places]
             return
         space, keys = self._prefix(round_, source)
-        self._stored[round_] = [Place(space, keys)]
+        self._stored[round_] = [(space, keys)]
         session = self._client.store(space, keys, 0, buffer, durability=Durability.MEMORY, complete=True)
         session.commit()
         session.quiesced(_TIMEOUT_S)
@@ -98,8 +99,8 @@ class QuireStore:
         retrieval.delivery.quiesced(_TIMEOUT_S)
 
     def clear(self, round_: str) -> None:
-        for place in self._stored.pop(round_, []):
-            self._client.evict(place.namespace, place.keys)
+        for space, keys in self._stored.pop(round_, []):
+            self._client.evict(space, keys)
 
     def close(self) -> None:
         self._client.close()

@@ -24,7 +24,7 @@ from quire.client.store import StoreSession
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, InvalidRequest, PeerLost
 from quire.model.hashing import Namespace, engine_keys
-from quire.model.keys import ChunkKeys
+from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.telemetry import logger
 
@@ -66,10 +66,20 @@ def plain_layout(num_layers: int, slice_bytes: int) -> KvLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Address of an object: its namespace and the keys of its pieces."""
+    """Address of an object: its namespace, and a digest of 32 bytes for each of its pieces, concatenated."""
 
     namespace: Namespace
-    keys: ChunkKeys
+    digests: bytes
+
+    @property
+    def pieces(self) -> int:
+        """Number of chunks that the object is cut into."""
+        return len(self.digests) // KEY_BYTES
+
+    @property
+    def keys(self) -> ChunkKeys:
+        """Keys of the pieces. A transfer of many objects makes theirs together."""
+        return engine_keys(self.namespace, ChunkKeys(self.digests))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +92,18 @@ class Owner:
 
     def place(self, name: bytes, size: int) -> Place:
         """Return the place of the object `name`. Raises `InvalidRequest`."""
-        layout, pieces = layout_of(size)
-        space = Namespace(self.model, self.version, layout, self.tenant_salt)
-        names = b"".join(hashlib.sha256(b"%d:" % at + name).digest() for at in range(pieces))
-        return Place(space, engine_keys(space, ChunkKeys(names)))
+        space, pieces = _space_of(self, size)
+        return Place(space, b"".join([hashlib.sha256(b"%d:" % at + name).digest() for at in range(pieces)]))
+
+
+@lru_cache(maxsize=256)
+def _space_of(owner: Owner, size: int) -> tuple[Namespace, int]:
+    """Return the one namespace of an owner's objects of `size` bytes, and the number of their pieces.
+
+    Raises `InvalidRequest`.
+    """
+    layout, pieces = layout_of(size)
+    return Namespace(owner.model, owner.version, layout, owner.tenant_salt), pieces
 
 
 def memory_at(address: int, length: int) -> npt.NDArray[np.uint8]:
@@ -176,14 +194,14 @@ class Objects:
 
     async def drop(self, place: Place) -> bool:
         """Delete the object; whether it is deleted. One that a lease pins stays."""
-        return await self._client.evict(place.namespace, place.keys) == len(place.keys)
+        return await self._client.evict(place.namespace, place.keys) == place.pieces
 
 
 def _groups(places: Sequence[Place]) -> list[list[int]]:
     """Group the objects that one request can name: those of one piece, by namespace; each larger one alone."""
     groups: dict[object, list[int]] = {}
     for at, place in enumerate(places):
-        groups.setdefault(place.namespace if len(place.keys) == 1 else at, []).append(at)
+        groups.setdefault(place.namespace if place.pieces == 1 else at, []).append(at)
     cut = []
     for group in groups.values():
         step = max(1, min(_TOGETHER_MAX, _TOGETHER_BYTES // places[group[0]].namespace.layout.chunk_bytes))
@@ -192,7 +210,8 @@ def _groups(places: Sequence[Place]) -> list[list[int]]:
 
 
 def _together(places: Sequence[Place], group: Sequence[int]) -> tuple[Namespace, ChunkKeys]:
-    return places[group[0]].namespace, ChunkKeys(b"".join(places[at].keys.packed for at in group))
+    space = places[group[0]].namespace
+    return space, engine_keys(space, ChunkKeys(b"".join([places[at].digests for at in group])))
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

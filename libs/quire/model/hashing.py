@@ -197,7 +197,7 @@ def sha256_cbor(value: object) -> bytes:
 def engine_keys(namespace: Namespace, digests: ChunkKeys) -> ChunkKeys:
     """Keys of chunks for which an engine has its own chained digests: Hash(namespace ‖ digest)."""
     root = namespace.digest()
-    return ChunkKeys(b"".join(hashlib.sha256(root + digest).digest() for digest in digests))
+    return ChunkKeys(b"".join([hashlib.sha256(root + digest).digest() for digest in digests]))
 
 
 def _sha256_cbor_chain(root: bytes, tokens: Sequence[int], size: int, count: int) -> list[bytes]:
