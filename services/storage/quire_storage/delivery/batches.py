@@ -33,6 +33,8 @@ from quire_storage.ingest.arrivals import Arrival, ArrivingChunk
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
 _AHEAD_OF_WIRE, _AHEAD_BYTES = 6, 8 << 20
+_INLINE_BYTES = 1 << 20
+"""Verified without a thread, whose answer would cost more processor time than the checksum."""
 
 
 @dataclass(slots=True)
@@ -244,7 +246,8 @@ class Batches:
 
     async def _verify(self, batch: Batch, layer: int, shift: int) -> None:
         find = partial(batch.plan.checks.corrupt, self._arena.view, layer, shift)
-        bad = await asyncio.wrap_future(self._reading.threads.submit(self._tenant, find))
+        is_small = batch.plan.bytes <= _INLINE_BYTES
+        bad = find() if is_small else await asyncio.wrap_future(self._reading.threads.submit(self._tenant, find))
         if bad:
             await self._reading.heal_slices(batch.copies, batch.plan.bases + shift, layer, bad)
 
