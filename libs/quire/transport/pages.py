@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Final
 
@@ -11,10 +12,10 @@ _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 def anonymous_memory(length: int) -> mmap.mmap:
     """Map `length` zeroed bytes, aligned to a page, which cost nothing until they are touched.
 
-    Private: shared anonymous memory stays on small pages where `shmem_enabled` is off, as it is by default. Children of
-    this process do not have it: the kernel would copy a page at the next write, and a device keep the old one.
+    Private: the kernel keeps shared anonymous memory on small pages unless `shmem_enabled` says otherwise, which it
+    does not by default.
     """
     memory = mmap.mmap(-1, length, _PRIVATE)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    memory.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

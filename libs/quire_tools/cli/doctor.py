@@ -23,6 +23,7 @@ from quire.model.errors import QuireError
 
 _FILES_MIN: Final = 4096
 _MEMORY_MIN: Final = 1 << 30
+_ON_DEMAND: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SKEW_S: Final = 1.0
 _ROUND_TRIP_S: Final = 0.005
 _NON_TEMPORAL: Final = "glibc.cpu.x86_non_temporal_threshold"
@@ -141,9 +142,18 @@ def _memory() -> Iterator[Finding]:
     else:
         yield Finding(Severity.GOOD, "pinned memory", "enough allowed")
     sizes = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    pages = int(sizes.get("HugePages_Free", "0"))
-    advice = "" if pages else "sysctl vm.nr_hugepages, and QUIRE_STORAGE_HUGE_PAGES=true at storage nodes"
-    yield Finding(Severity.GOOD if pages else Severity.SLOWER, "huge pages", f"{pages} free", advice)
+    yield huge_pages(int(sizes.get("HugePages_Free", "0")), _ON_DEMAND.read_text() if _ON_DEMAND.exists() else "")
+
+
+def huge_pages(reserved: int, on_demand: str) -> Finding:
+    """`on_demand`: what Linux says of transparent huge pages, as `always [madvise] never`; empty without them."""
+    if on_demand and "[never]" not in on_demand:
+        return Finding(Severity.GOOD, "huge pages", f"on demand, {reserved} reserved")
+    advice = (
+        f"echo madvise > {_ON_DEMAND}, or sysctl vm.nr_hugepages and QUIRE_STORAGE_HUGE_PAGES=true at storage nodes"
+    )
+    state = f"{reserved} reserved, none on demand"
+    return Finding(Severity.GOOD if reserved else Severity.SLOWER, "huge pages", state, "" if reserved else advice)
 
 
 def _copies() -> Iterator[Finding]:

@@ -31,12 +31,6 @@ def test_the_kernel_may_put_it_on_huge_pages() -> None:
     assert {"hg", "sh"} & set(_flags(int(view.ctypes.data))) == {"hg"}
 
 
-def test_a_child_does_not_have_it() -> None:
-    """Else the kernel would copy a page at the next write, and a device go on with the old one."""
-    view = np.frombuffer(anonymous_memory(HUGE_PAGE), dtype=np.uint8)
-    assert "dc" in _flags(int(view.ctypes.data))
-
-
 def test_it_is_zeroed_and_aligned_to_a_page() -> None:
     for length in (1, 4095, 3 * HUGE_PAGE + 1):
         view = np.frombuffer(anonymous_memory(length), dtype=np.uint8)
