@@ -49,8 +49,8 @@ def test_huge_pages_on_demand_or_reserved_are_enough() -> None:
     assert huge_pages(0, "always [madvise] never").level is Severity.GOOD
     assert huge_pages(512, "always madvise [never]").level is Severity.GOOD
     for nothing_on_demand in ("always madvise [never]", ""):
-        found = huge_pages(0, nothing_on_demand)
-        assert found.level is Severity.SLOWER and "QUIRE_STORAGE_HUGE_PAGES" in found.advice
+        finding = huge_pages(0, nothing_on_demand)
+        assert finding.level is Severity.SLOWER and "QUIRE_STORAGE_HUGE_PAGES" in finding.advice
 
 
 def test_a_redis_that_may_lose_names(tmp_path: Path) -> None:

@@ -48,16 +48,16 @@ def test_the_sender_verifies_what_no_thread_has_begun() -> None:
 
 
 def test_thread_and_sender_share_the_parts() -> None:
-    """Each part is verified once, whoever takes it; the sender waits for the ones that the thread has."""
+    """No part is verified twice; the sender waits for the parts that the thread has taken."""
 
     async def main() -> None:
         checks, arena = _scene()
         verifying, taken = Verifying(checks, arena, 0, 0), list[tuple[int, bool]]()
-        loop_thread, both, check = threading.get_ident(), threading.Barrier(2), checks.is_sound
+        loop_thread, barrier, check = threading.get_ident(), threading.Barrier(2), checks.is_sound
 
         def noted(arena: np.ndarray, layer: int, shift: int, part: int) -> bool:
             if part < 2:  # the first two at the same time, one by each
-                both.wait(30)
+                barrier.wait(30)
             taken.append((part, threading.get_ident() == loop_thread))
             return check(arena, layer, shift, part)
 
@@ -79,29 +79,28 @@ def test_thread_and_sender_share_the_parts() -> None:
 @pytest.mark.parametrize("bad", [0, 2 * PART + 1, CHUNKS - 1])
 @pytest.mark.parametrize("healed", [True, False])
 def test_a_corrupt_slice_is_never_sent(bad: int, healed: bool) -> None:
-    """Whoever finds it: chunks before it may go, it and those behind it only once it is healed."""
+    """Chunks of parts before it may be sent; its own part, and the parts behind it, once it is healed."""
 
     async def main() -> None:
         checks, arena = _scene(bad)
         verifying = Verifying(checks, arena, 0, 0)
-        found, may_heal = list[int](), asyncio.Event()
+        corrupt_chunks, may_heal = list[int](), asyncio.Event()
 
         async def heal() -> None:
             while not verifying.found_corrupt:
                 await asyncio.sleep(0)
-            found.extend(checks.corrupt(arena, 0, 0))
+            corrupt_chunks.extend(checks.corrupt(arena, 0, 0))
             await may_heal.wait()
             if not healed:
                 raise CorruptData("no sound bytes")
             arena[bad * SIZE + 5] ^= 1
 
         task = verifying.begin(heal())
-        before = bad // PART * PART
-        await asyncio.wait_for(verifying.until(before), 30)
+        await asyncio.wait_for(verifying.until(bad // PART * PART), 30)
         sending = asyncio.ensure_future(verifying.until(CHUNKS))
-        while not found:
+        while not corrupt_chunks:
             await asyncio.sleep(0)
-        assert found == [bad] and not sending.done()
+        assert corrupt_chunks == [bad] and not sending.done()
         may_heal.set()
         if healed:
             await asyncio.wait_for(sending, 30)
@@ -114,15 +113,15 @@ def test_a_corrupt_slice_is_never_sent(bad: int, healed: bool) -> None:
 
 
 def test_the_first_layer_needs_no_checksums_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for: the other layers' parts are combined when the second one is verified."""
-    seen = list[int]()
+    """A client waits for the first layer: the checksums of the others are combined when the second one is verified."""
+    layer_counts = list[int]()
 
     def counted(sums: Checksums, parts: list[Extent], length: int) -> Checksums:
-        seen.append(len(sums))
+        layer_counts.append(len(sums))
         return combined(sums, parts, length)
 
     monkeypatch.setattr("quire_storage.core.plan.combined", counted)
     checks, arena = _scene()
     for layer in range(LAYERS):
         assert checks.corrupt(arena, layer, layer * CHUNKS * SIZE) == []
-    assert seen == [1, LAYERS]
+    assert layer_counts == [1, LAYERS]
