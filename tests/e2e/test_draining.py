@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from quire.client import AdminClient, AsyncClient
 from quire.model.durability import Durability
-from quire.model.errors import ConditionFailed, InvalidRequest
+from quire.model.errors import ConditionFailed, InvalidRequest, PeerLost
 from quire.model.hashing import Namespace
 from quire.model.nodes import StorageState
 from quire_tools.local import LocalCluster
@@ -46,10 +47,15 @@ async def _store(client: AsyncClient, durability: Durability, seed: int) -> tupl
 
 
 async def _check(client: AsyncClient, namespace: Namespace, payload: npt.NDArray[np.uint8]) -> None:
-    found = await client.lookup(namespace, some_keys(namespace, _CHUNKS))
-    assert found.matched_chunks == _CHUNKS
-    got, summary = await fetch_all(client, found)
-    await client.release(found)
+    """A look-up may name a node that has just been killed, for an object that any node can read."""
+    async with asyncio.timeout(30):
+        summary = None
+        while summary is None:
+            found = await client.lookup(namespace, some_keys(namespace, _CHUNKS))
+            assert found.matched_chunks == _CHUNKS
+            with contextlib.suppress(PeerLost):
+                got, summary = await fetch_all(client, found)
+            await client.release(found)
     assert summary.usable_chunks == _CHUNKS and np.array_equal(got, payload)
 
 
