@@ -21,8 +21,8 @@ import redis.asyncio as redis
 from rich.progress import Progress
 
 from quire.model.errors import NodeUnavailable
-from quire.model.index import ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
+from quire.model.records import ChunkRecords, records
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local.embedded_redis import redis_command
 from quire_tools.report import Report, Row
@@ -56,7 +56,7 @@ class Shape:
             length = int(rng.integers(self.shortest, self.longest + 1))
             yield ChunkKeys(trunk + rng.bytes((length - self.common) * KEY_BYTES))
 
-    def records(self, keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
+    def records(self, keys: ChunkKeys, first: int, count: int) -> ChunkRecords:
         return records(keys, first, count, unchained=self.unchained)
 
 

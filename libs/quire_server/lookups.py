@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import Match, Pin, check_unchained
+from quire.model.index import Match, Pin
 from quire.model.keys import BUCKET_CHUNKS, KEYS_MAX, ChunkKeys, KeySample
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
@@ -27,6 +27,7 @@ from quire.model.object_part import ObjectPart
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
+from quire.model.records import check_unchained
 from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock, end_ms
 from quire_server.core.advice import FetchAdvice, advise

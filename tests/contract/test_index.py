@@ -11,8 +11,8 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest, MetadataUnavailable
 from quire.model.fingerprints import fingerprint
-from quire.model.index import UNCHAINED_MAX, ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
+from quire.model.records import UNCHAINED_MAX, ChunkRecord, records
 from quire.testing.contracts import IndexCallsContract, IndexContract, IndexHistoriesContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
@@ -30,9 +30,9 @@ def test_what_the_index_is_told_of_chunks() -> None:
     """Of a chain its links, also from one bucket to the next; each for itself of keys that are no prefix."""
     keys = chain(BUCKET_CHUNKS + 1)
     root, last = keys.at(0), keys.at(BUCKET_CHUNKS)
-    assert records(keys, 0, 2) == [ChunkRecord(root, b"", root, b""), ChunkRecord(keys.at(1), root, root, root)]
-    assert records(keys, BUCKET_CHUNKS, 1) == [ChunkRecord(last, keys.at(BUCKET_CHUNKS - 1), last, root)]
-    assert records(keys, 1, 2, unchained=True) == [ChunkRecord(key, b"", key, b"") for key in keys.run(1, 2)]
+    assert list(records(keys, 0, 2)) == [ChunkRecord(root, b"", root, b""), ChunkRecord(keys.at(1), root, root, root)]
+    assert list(records(keys, BUCKET_CHUNKS, 1)) == [ChunkRecord(last, keys.at(BUCKET_CHUNKS - 1), last, root)]
+    assert list(records(keys, 1, 2, unchained=True)) == [ChunkRecord(key, b"", key, b"") for key in keys.run(1, 2)]
     many = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(UNCHAINED_MAX + 1)))
     assert len(records(many, 0, UNCHAINED_MAX, unchained=True)) == UNCHAINED_MAX
     with pytest.raises(InvalidRequest, match="16385 unchained keys, 16384 at most") as refused:

@@ -10,8 +10,9 @@ import redis.asyncio as redis
 
 from quire.model.errors import QuireError
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, records
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import BUCKET_CHUNKS
+from quire.model.records import records
 from quire.testing.contracts.index import chain, listing_of, sum_of
 from quire_server.redis import PrefixIndex
 from quire_server.redis.prefix_index import index as index_module

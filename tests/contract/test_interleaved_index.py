@@ -16,11 +16,12 @@ import pytest
 import redis.asyncio as redis
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, ChunkRecord, Drop, Listing, listing_number
+from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, Drop, Listing, listing_number
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.testing.contracts.index import chain
 from quire.testing.index import IndexEntry, MemoryIndex
 from quire_server.redis import PrefixIndex
-from quire_server.redis.prefix_index.batches import registrations
+from quire_server.redis.prefix_index.batches import bucketfuls, registrations
 
 _BUCKET_CHUNKS = 4
 _LENGTH = 14
@@ -103,13 +104,13 @@ class _Index(PrefixIndex):
 class _Careless(_Index):
     """Looks whether the parent is there, and registers the child then: the fault that links prevent."""
 
-    async def _register_linked(self, node_id: str, chunks: list[ChunkRecord], now_ms: int, fresh: bytes) -> list[int]:
+    async def _register_linked(self, node_id: str, chunks: ChunkRecords, now_ms: int, fresh: bytes) -> list[int]:
         opener = chunks[0]
         parent = ChunkRecord(opener.parent, b"", opener.parent_bucket, b"")
         if not (await self.entries([parent]))[0][0]:
             return [0] * len(chunks)
         link = fingerprint(opener.parent_bucket) + bytes(8)
-        arguments = [node_id, fresh, link, 1 << 52, *registrations(node_id, [chunks])[0][1]]
+        arguments = [node_id, fresh, link, 1 << 52, *registrations(node_id, chunks, bucketfuls(chunks))[0][1]]
         answer = await self._change("register", fingerprint(opener.bucket), arguments)
         return [int.from_bytes(answer[at + 1 : at + 9], "big") for at in range(0, 9 * len(chunks), 9)]
 

@@ -10,8 +10,9 @@ import redis.asyncio as redis
 
 from quire.model.errors import KeysInvalid
 from quire.model.fingerprints import fingerprint, fingerprints
-from quire.model.index import Match, Pin, records
+from quire.model.index import Match, Pin
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
+from quire.model.records import records
 from quire.testing.contracts.index import chain
 from quire.testing.index import MemoryIndex
 from quire_server.redis import PrefixIndex

@@ -9,10 +9,10 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest, QuotaExceeded
 from quire.model.hashing import Namespace
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.policy import TenantPolicy
+from quire.model.records import records
 from quire.testing.clock import FakeClock
 from quire_gateway.kv.retention import Retention
 from quire_server.redis import PrefixIndex, RetainedBytes

@@ -12,11 +12,11 @@ from quire.client import AsyncClient, Buffer, FetchSummary, Lookup, StoreSummary
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace, block_keys
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.wire import convert
+from quire.model.records import records
 from quire.wire.channels import ChannelPool, call
+from quire.wire.convert_records import records_to
 from quire.wire.credentials import Caller
 from quire.wire.v1 import orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -118,7 +118,7 @@ async def holders_of(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
     """Return the live holders of each chunk, as the orchestrator lists them."""
     pool = members(cluster, "storage")
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
-    request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records(keys, 0, len(keys))))
+    request = orchestrator_pb2.LocateRequest(records=records_to(records(keys, 0, len(keys))))
     response = await call(orchestrator.Locate, request, timeout_s=10)
     await pool.close()
     return [set(names.split(",")) - {""} for names in response.holders]

@@ -33,6 +33,7 @@ from quire.model.layout import Dtype, KvLayout
 from quire.model.permit import PermitSigner
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
+from quire.wire.convert_records import records_to
 from quire.wire.v1 import common_pb2, gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_server.access.permits import member_permit
@@ -208,8 +209,7 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
 
 async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: LocalCluster) -> None:
     """The index promises an object that was deleted: it costs that chunk alone, and the next look-up is honest."""
-    from quire.model.index import records
-    from quire.wire import convert
+    from quire.model.records import records
     from quire.wire.v1 import orchestrator_pb2, storage_pb2
     from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
     from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
@@ -224,7 +224,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     now_ms = int(time.time() * 1000)
     index: OrchestratorServiceStub = OrchestratorServiceStub(storage.get(cluster.address("orchestrator")))
     asked = orchestrator_pb2.GetGenerationsRequest(
-        node_id=found.ranges[0].node_id, chunks=map(convert.record_to, records(keys, 7, 1))
+        node_id=found.ranges[0].node_id, records=records_to(records(keys, 7, 1))
     )
     (generation,) = (await call(index.GetGenerations, asked, timeout_s=10)).generations
     drop = storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[generation])

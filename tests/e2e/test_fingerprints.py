@@ -10,8 +10,8 @@ import pytest
 from quire.client import AsyncClient
 from quire.model.errors import ChunkMissing
 from quire.model.fingerprints import _FACTORS, fingerprint
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
+from quire.model.records import records
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store

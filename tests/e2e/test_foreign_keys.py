@@ -21,9 +21,9 @@ from quire.model.chunk_object import read_chunk_object, with_record, write_chunk
 from quire.model.durability import Durability
 from quire.model.errors import AddressUnproven, ImageMissing, InvalidRequest, LeaseForged, NoDecoder, NotAllowed
 from quire.model.images import ImageEntry
-from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.model.records import ChunkRecord
 from quire.wire import convert
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2

@@ -14,8 +14,8 @@ from quire.integrations.transfers import ObjectPart, ObjectSettings, ObjectTrans
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
+from quire.model.records import records
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import LAYOUT, fresh_namespace, random_payload, some_keys

@@ -18,7 +18,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from quire.model.errors import ConfigInvalid, MetadataUnavailable
-from quire.model.index import records
+from quire.model.records import records
 from quire.testing.contracts.index import chain
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local.ports import free_ports

@@ -13,13 +13,14 @@ import pytest
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
-from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
+from quire.model.index import Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.model.transfers import DeliverOrder, IngestOrder
 from quire.transport import LayerProduced, Quiesced, decode_message
 from quire.transport.memory import MemoryStream, MemoryTransport
@@ -200,7 +201,7 @@ async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], tran
     records = [ChunkRecord(_key(i), _key(i - 1) if i else b"", _key(0), _key(0) if i else b"") for i in range(chunks)]
     call = IngestOrder(
         layout=LAYOUT,
-        records=records,
+        records=ChunkRecords.of(records),
         store_id=transfer,
         source=source,
         source_ranges=(ChunkRange("storage-0", 0, chunks),),
@@ -266,7 +267,7 @@ async def test_a_store_with_a_repeated_key_is_refused_before_anything_is_taken(s
     with pytest.raises(KeysInvalid, match="twice"):
         IngestOrder(
             layout=LAYOUT,
-            records=twice,
+            records=ChunkRecords.of(twice),
             store_id=b"t" * 16,
             source=source,
             source_ranges=(ChunkRange("storage-0", 0, 2),),

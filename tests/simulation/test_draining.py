@@ -12,7 +12,7 @@ import pytest
 from quire.client import AsyncClient
 from quire.model.durability import Durability
 from quire.model.errors import ConditionFailed, QuireError
-from quire.model.nodes import Node
+from quire.model.nodes import Node, NodeAddress
 from quire.testing.simulation import simulate
 from quire_gateway.adapters.cluster import GrpcStorageNodes
 from quire_orchestrator.removals import Removals
@@ -98,11 +98,11 @@ async def _store_that_comes_late(cluster: Cluster, client: AsyncClient) -> bool:
     held, safe = asyncio.get_running_loop().create_future(), asyncio.Event()
     ingest = GrpcStorageNodes.ingest
 
-    async def late(self: GrpcStorageNodes, address: str, *arguments: Any) -> Any:
+    async def late(self: GrpcStorageNodes, node: NodeAddress, *arguments: Any) -> Any:
         if not held.done():
-            held.set_result(address)
+            held.set_result(node.grpc_address)
         await safe.wait()
-        return await ingest(self, address, *arguments)
+        return await ingest(self, node, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GrpcStorageNodes, "ingest", late)

@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from quire.model import assignment, images, index, keys, layout
+from quire.model import assignment, images, keys, layout, records
 from quire_gateway.s3.buckets import _BUCKETS_MAX
 from quire_gateway.s3.call import BODY_BYTES_MAX
 from quire_tools.cli.app import app
@@ -118,7 +118,7 @@ def test_the_front_page_is_short_and_its_figures_are_those_of_the_evaluation() -
 
 def test_the_limits_of_the_support_page_are_those_of_the_code() -> None:
     limits = [
-        *(keys.KEYS_MAX, index.UNCHAINED_MAX, layout._LAYERS_MAX, layout._TOKENS_MAX, layout.SLICE_BYTES_MAX),
+        *(keys.KEYS_MAX, records.UNCHAINED_MAX, layout._LAYERS_MAX, layout._TOKENS_MAX, layout.SLICE_BYTES_MAX),
         *(images.RECORD_BYTES_MAX, images.PIXELS_MAX, assignment.ENGINES_MAX, _BUCKETS_MAX, BODY_BYTES_MAX),
     ]
     table = (ROOT / "docs/support.md").read_text().partition("\n## Limits")[2].partition("\n\nSizes")[0]

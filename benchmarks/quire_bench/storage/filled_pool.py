@@ -17,9 +17,9 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from quire.model.hashing import Namespace
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.records import records
 from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool.format import HEADERS_OFFSET, PAGE_BYTES, DriveGeometry, Superblock, pack_superblock
 from quire_storage.core.pool.map import PoolMap

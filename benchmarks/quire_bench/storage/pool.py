@@ -23,8 +23,8 @@ import typer
 import uvloop
 from rich.console import Console
 
-from quire.model.index import ChunkRecord
 from quire.model.layout import Dtype, KvLayout
+from quire.model.records import ChunkRecord
 from quire_bench.storage.bare_device import BATCH_BYTES, BATCHES, BareDevice, best
 from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io

@@ -21,7 +21,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire_bench.storage.filled_pool import write_pool_file
 from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io

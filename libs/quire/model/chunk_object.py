@@ -24,8 +24,8 @@ except ImportError:
 
 from quire.model.durability import Durability
 from quire.model.errors import CorruptData
-from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES
+from quire.model.records import ChunkRecord
 
 Bytes = npt.NDArray[np.uint8]
 HEADER_MAGIC: Final = 0x31435751  # "QWC1"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
-from quire.model.index import NO_NAMESPACE
-from quire.model.keys import KEY_BYTES, ChunkKeys
-
-NO_PARENT: Final = bytes(KEY_BYTES)
-"""Stands for the parent of a prefix's first chunk."""
+from quire.model.keys import ChunkKeys
+from quire.model.records import NO_NAMESPACE
 
 
 class EventKind(Enum):

@@ -1,34 +1,18 @@
-"""Values of the prefix index: records of chunks, placements, and results of its operations."""
+"""Values of the prefix index: placements, and results of its operations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 import numpy as np
 
-from quire.model.errors import InvalidRequest
-from quire.model.keys import ChunkKeys
+from quire.model.records import ChunkRecord
 
-NO_NAMESPACE: Final = bytes(16)
 OBJECT_TIER: Final = "@object"
 """Stands among the nodes of a placement for the object tier, which every storage node reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRecord:
-    """A chunk's place in the index. `parent` and `parent_bucket` are empty for the first of a prefix.
-
-    `namespace`: first 16 bytes of its namespace's digest, which cache events tell; zeros where it is not known.
-    """
-
-    key: bytes
-    parent: bytes
-    bucket: bytes
-    parent_bucket: bytes
-    namespace: bytes = field(default=NO_NAMESPACE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,31 +130,3 @@ class ObjectMark(Enum):
     LISTED = 1
     GONE = 2
     DELETING = 3
-
-
-UNCHAINED_MAX: Final = 16_384
-"""Keys of one request that are no prefix: each of them is looked up by itself."""
-
-
-def check_unchained(keys: ChunkKeys) -> None:
-    """Check the number of unchained keys. Raises `InvalidRequest` for too many."""
-    if len(keys) > UNCHAINED_MAX:
-        raise InvalidRequest(f"{len(keys)} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
-
-
-def records(
-    keys: ChunkKeys, first: int, count: int, *, unchained: bool = False, namespace: bytes = NO_NAMESPACE
-) -> list[ChunkRecord]:
-    """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`.
-
-    `unchained`: of chunks without a parent, each in a bucket of its own. Raises `InvalidRequest` for too many.
-    """
-    if unchained:
-        if count > UNCHAINED_MAX:
-            raise InvalidRequest(f"{count} unchained keys, {UNCHAINED_MAX} at most", field="chunk_keys")
-        return [ChunkRecord(key, b"", key, b"", namespace) for key in keys.run(first, count)]
-    chain = []
-    for index in range(first, first + count):
-        parent, parent_bucket = (keys.at(index - 1), keys.bucket_of(index - 1)) if index else (b"", b"")
-        chain.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket, namespace))
-    return chain

@@ -86,6 +86,11 @@ class ChunkKeys:
         """The key that opens the index bucket of chunk `index`."""
         return self.at(index - index % BUCKET_CHUNKS)
 
+    def buckets_of(self, first: int, stop: int) -> bytes:
+        """Return the keys that open the index buckets of chunks first … stop-1, one for each, concatenated."""
+        starts = [first, *range((first // BUCKET_CHUNKS + 1) * BUCKET_CHUNKS, stop, BUCKET_CHUNKS)]
+        return b"".join(self.bucket_of(at) * (end - at) for at, end in zip(starts, [*starts[1:], stop], strict=True))
+
     @property
     def whole_buckets(self) -> tuple[int, int]:
         """First and stop of the index buckets whose keys are all here."""

@@ -244,11 +244,15 @@ def staying(nodes: Iterable[Node]) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """How a storage node is reached. `grpc_address` is empty where only the data plane is of interest."""
+    """How a storage node is reached. `grpc_address` is empty where only the data plane is of interest.
+
+    `protocol_version`: what it speaks; 0 where that is not known.
+    """
 
     node_id: str
     grpc_address: str
     worker_address: bytes
+    protocol_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, TargetInvalid
-from quire.model.index import NO_NAMESPACE, ChunkRecord, records
-from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.keys import ChunkKeys
 from quire.model.layout import KvLayout
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.records import NO_NAMESPACE, ChunkRecords, records
 from quire.model.urgency import Urgency
 
 
@@ -68,13 +67,11 @@ class PrefetchOrder:
     within_s: float = 0.0
     namespace: bytes = NO_NAMESPACE
 
-    def records(self) -> list[ChunkRecord]:
+    def records(self) -> ChunkRecords:
         """Return the index records of the chunks of the ranges, in order."""
-        return [
-            record
-            for run in self.ranges
-            for record in records(self.keys, run.first, run.count, namespace=self.namespace)
-        ]
+        return ChunkRecords.joined(
+            [records(self.keys, run.first, run.count, namespace=self.namespace) for run in self.ranges]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +94,13 @@ class IngestOrder:
         until_s: End of the permit, on the node's monotonic clock: nothing is read after it.
 
     Raises:
-        InvalidRequest: Records and ranges do not fit, or a key has another length.
+        InvalidRequest: Records and ranges do not fit.
+        KeysInvalid: A key appears twice.
         TargetInvalid: The source is smaller than its chunks.
     """
 
     layout: KvLayout
-    records: Sequence[ChunkRecord]
+    records: ChunkRecords
     store_id: bytes
     source: RdmaTarget
     source_ranges: tuple[ChunkRange, ...]
@@ -120,9 +118,7 @@ class IngestOrder:
             raise InvalidRequest(f"{len(self.records)} chunks do not fill the ranges", field="source_ranges")
         if any(part.first + part.count > self.source_chunks for part in self.source_ranges):
             raise InvalidRequest("a range leaves the source", field="source_ranges")
-        if any(len(record.key) != KEY_BYTES or len(record.bucket) != KEY_BYTES for record in self.records):
-            raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
-        ChunkKeys(b"".join(record.key for record in self.records)).distinct()
+        ChunkKeys(self.records.keys).distinct()
         needed = self.layout.payload_bytes(self.source_chunks)
         if self.source.length < needed:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")

@@ -12,7 +12,6 @@ from quire.model.fingerprints import fingerprint
 from quire.model.index import (
     DIGEST_MODULUS,
     OBJECT_TIER,
-    ChunkRecord,
     Drop,
     Evicted,
     Gone,
@@ -25,6 +24,7 @@ from quire.model.index import (
     listing_number,
 )
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
+from quire.model.records import ChunkRecord
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
-from quire.model.index import NO_NAMESPACE, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
@@ -32,12 +31,12 @@ from quire.model.nodes import (
 )
 from quire.model.object_part import ObjectSpeed
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.model.ranges import ChunkRange
+from quire.model.records import NO_NAMESPACE
 from quire.model.urgency import Urgency
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
-from quire.wire.v1 import gateway_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1 import gateway_pb2, storage_pb2
 
 _DTYPES: Final = {
     pb.DTYPE_FP32: Dtype.FP32,
@@ -218,7 +217,10 @@ def object_speed_from(message: pb.ObjectSpeed) -> ObjectSpeed:
 
 
 def addresses_from(messages: Iterable[pb.NodeAddress]) -> tuple[NodeAddress, ...]:
-    return tuple(NodeAddress(message.node_id, message.grpc_address, message.worker_address) for message in messages)
+    return tuple(
+        NodeAddress(message.node_id, message.grpc_address, message.worker_address, message.protocol_version)
+        for message in messages
+    )
 
 
 def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.NodeAddress]:
@@ -228,6 +230,7 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
             node_id=address.node_id,
             grpc_address=address.grpc_address if grpc else "",
             worker_address=address.worker_address,
+            protocol_version=address.protocol_version,
         )
         for address in addresses
     ]
@@ -395,12 +398,6 @@ def _vae_from(message: pb.KnownVae) -> KnownVae:
     )
 
 
-def record_from(message: orchestrator_pb2.ChunkRecord, namespace: bytes = b"") -> ChunkRecord:
-    """`namespace`: the digest of the namespace that it is of, where the message does not say it."""
-    tag = (message.namespace or namespace)[:NAMESPACE_TAG_BYTES].ljust(NAMESPACE_TAG_BYTES, b"\0")
-    return ChunkRecord(message.key, message.parent, message.bucket, message.parent_bucket, tag)
-
-
 def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
     return gateway_pb2.CacheEvent(
         kind=inverse(_EVENT_KINDS, event.kind),
@@ -423,16 +420,6 @@ def event_from(message: gateway_pb2.CacheEvent) -> CacheEvent:
         parents=message.parent_keys,
         at_ms=message.at_ms,
         namespace=message.namespace or NO_NAMESPACE,
-    )
-
-
-def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
-    return orchestrator_pb2.ChunkRecord(
-        key=record.key,
-        parent=record.parent,
-        bucket=record.bucket,
-        parent_bucket=record.parent_bucket,
-        namespace=record.namespace if record.namespace != NO_NAMESPACE else b"",
     )
 
 

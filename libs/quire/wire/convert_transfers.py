@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from quire.model.errors import InvalidRequest
-from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
-from quire.model.policy import TenantPolicy
+from quire.model.policy import NAMESPACE_TAG_BYTES, TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.records import NO_NAMESPACE
 from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.wire import convert
+from quire.wire.convert_records import COLUMNS_FROM, messages_to, records_from, records_to
 from quire.wire.v1 import storage_pb2 as pb
 
 
@@ -92,12 +93,14 @@ def prefetch_order_from(message: pb.PrefetchChunksRequest, node_id: str) -> Pref
     )
 
 
-def ingest_order_to(order: IngestOrder) -> pb.IngestRequest:
-    """Return the message, without a permit: tenant and end are the permit's."""
+def ingest_order_to(order: IngestOrder, protocol: int) -> pb.IngestRequest:
+    """Return the message, without a permit: tenant and end are the permit's. `protocol`: what the node speaks."""
+    has_columns = protocol >= COLUMNS_FROM
     return pb.IngestRequest(
         layout=convert.layout_to(order.layout),
         namespace_digest=order.namespace_digest,
-        chunks=[convert.record_to(record) for record in order.records],
+        records=records_to(order.records) if has_columns else None,
+        chunks=() if has_columns else messages_to(order.records),
         store_id=order.store_id,
         source=convert.target_to(order.source),
         source_ranges=convert.ranges_to(order.source_ranges),
@@ -124,7 +127,7 @@ def ingest_order_from(message: pb.IngestRequest, tenant: str = "", until_s: floa
     return IngestOrder(
         layout=convert.layout_from(message.layout),
         namespace_digest=message.namespace_digest,
-        records=[convert.record_from(chunk, message.namespace_digest) for chunk in message.chunks],
+        records=records_from(message, message.namespace_digest[:NAMESPACE_TAG_BYTES]),
         store_id=convert.transfer_id_from(message.store_id, "store_id"),
         source=convert.target_from(message.source),
         source_ranges=convert.ranges_from(message.source_ranges),

@@ -183,7 +183,7 @@ class _Choice:
 def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list[NodeAddress]:
     """How the nodes that `ranges` name are reached, in order of appearance."""
     nodes = [live[name] for name in dict.fromkeys(run.node_id for run in ranges)]
-    return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
+    return [NodeAddress(node.node_id, node.grpc_address, node.worker_address, node.protocol_version) for node in nodes]
 
 
 def link_rates_of(members: Iterable[Node]) -> dict[str, int]:

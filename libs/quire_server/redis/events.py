@@ -10,8 +10,8 @@ import redis.asyncio as redis
 
 from quire.model.errors import InvalidRequest
 from quire.model.events import CacheEvent, EventKind, EventPage
-from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
+from quire.model.records import NO_NAMESPACE
 from quire_server.redis.connection import metadata_errors
 
 _KEY: Final = "quire:events"

@@ -11,11 +11,11 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
 from quire.model.health import Check
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import MemberSpans, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord
 from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire_server.clock import Clock
 
@@ -84,7 +84,7 @@ class StorageNodes(Protocol):
             lent_ms: Time for which the client lends its memory; 0 for as long as this gateway permits transfers.
         """
 
-    async def ingest(self, address: str, order: IngestOrder, lent_ms: int) -> NodeOutcome:
+    async def ingest(self, node: NodeAddress, order: IngestOrder, lent_ms: int) -> NodeOutcome:
         """Have a node take its part of a store. See `deliver`."""
 
     async def stop(self, address: str, transfer_id: bytes, node_index: int) -> None:

@@ -9,10 +9,11 @@ from itertools import chain
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import Match, PlacedRun, check_unchained
+from quire.model.index import Match, PlacedRun
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, NodeAddress, staying
 from quire.model.ranges import ChunkRange, clip, ranges_of
+from quire.model.records import check_unchained
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.core.eviction import in_object

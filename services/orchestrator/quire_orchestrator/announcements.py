@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Final, Protocol
 
 from quire.model.errors import QuireError
-from quire.model.events import NO_PARENT, CacheEvent, EventKind
-from quire.model.index import NO_NAMESPACE, ChunkRecord
+from quire.model.events import CacheEvent, EventKind
 from quire.model.keys import ChunkKeys
+from quire.model.policy import NAMESPACE_TAG_BYTES
+from quire.model.records import NO_NAMESPACE, ChunkRecord, ChunkRecords
 from quire.telemetry import background, logger
 from quire_orchestrator.ports import Clock
 from quire_server import tasks
@@ -45,18 +45,17 @@ class Announcements:
 
     def stored(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
         """`holder` has stored these chunks."""
-        for part in _parts(chunks):
-            parents = b"".join(chunk.parent or NO_PARENT for chunk in part)
-            self._tell(EventKind.STORED, holder, part, parents)
+        for part in _parts(ChunkRecords.of(chunks)):
+            self._tell(EventKind.STORED, holder, part, part.parents)
 
     def removed(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
         """`holder` has these chunks no longer."""
-        for part in _parts(chunks):
+        for part in _parts(ChunkRecords.of(chunks)):
             self._tell(EventKind.REMOVED, holder, part)
 
     def cleared(self, holder: str) -> None:
         """Announce that `holder` has lost everything."""
-        self._tell(EventKind.CLEARED, holder, ())
+        self._tell(EventKind.CLEARED, holder, ChunkRecords.of(()))
 
     async def close(self) -> None:
         """Publish the waiting events, as far as that is quick."""
@@ -64,14 +63,14 @@ class Announcements:
             await asyncio.wait([self._telling], timeout=_CLOSE_S)
             await tasks.end([self._telling])
 
-    def _tell(self, kind: EventKind, holder: str, part: Sequence[ChunkRecord], parents: bytes = b"") -> None:
+    def _tell(self, kind: EventKind, holder: str, part: ChunkRecords, parents: bytes = b"") -> None:
         if self._log is None:
             return
         if len(self._waiting) >= _WAITING_MAX:
             self._waiting.popleft()
             self._gap = True
-        keys = ChunkKeys(b"".join(chunk.key for chunk in part))
-        namespace, now_ms = part[0].namespace if part else NO_NAMESPACE, self._clock.now_ms()
+        keys, now_ms = ChunkKeys(part.keys), self._clock.now_ms()
+        namespace = part.namespaces[:NAMESPACE_TAG_BYTES] or NO_NAMESPACE
         self._waiting.append(
             CacheEvent(kind=kind, holder=holder, keys=keys, parents=parents, at_ms=now_ms, namespace=namespace)
         )
@@ -89,8 +88,7 @@ class Announcements:
                 logger().warning("cache events were not published", events=len(events), error=str(error))
 
 
-def _parts(chunks: Sequence[ChunkRecord]) -> Iterable[Sequence[ChunkRecord]]:
+def _parts(chunks: ChunkRecords) -> Iterable[ChunkRecords]:
     """Split chunks into events of one namespace each."""
-    for _, alike in groupby(chunks, key=lambda chunk: chunk.namespace):
-        part = list(alike)
-        yield from (part[at : at + _CHUNKS] for at in range(0, len(part), _CHUNKS))
+    for first, stop in chunks.runs(chunks.namespaces):
+        yield from (chunks[at : min(stop, at + _CHUNKS)] for at in range(first, stop, _CHUNKS))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Set
 from typing import Final
 
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecords
 
 _WAITING_MAX: Final = 256
 
@@ -28,17 +28,16 @@ class AwaitedChunks:
         """Whether one more may wait. Those that wait take up requests of the server."""
         return self._count < _WAITING_MAX
 
-    def registered(self, chunks: Sequence[ChunkRecord]) -> None:
+    def registered(self, chunks: ChunkRecords) -> None:
         """Wake the registrations that wait for any of these chunks."""
-        if self._waiting:
-            for chunk in chunks:
-                for arrived in self._waiting.get(chunk.key, ()):
-                    arrived.set()
+        for key in chunks.key_list() if self._waiting else ():
+            for arrived in self._waiting.get(key, ()):
+                arrived.set()
 
     @contextlib.contextmanager
-    def awaited(self, heads: Sequence[ChunkRecord]) -> Iterator[asyncio.Event]:
-        """While inside: the event is set when the parent of one of these chunks is registered here."""
-        arrived, parents = asyncio.Event(), {chunk.parent for chunk in heads}
+    def awaited(self, parents: Set[bytes]) -> Iterator[asyncio.Event]:
+        """While inside: the event is set when one of these chunks is registered here. `parents`: their keys."""
+        arrived = asyncio.Event()
         for parent in parents:
             self._waiting.setdefault(parent, []).append(arrived)
         self._count += 1

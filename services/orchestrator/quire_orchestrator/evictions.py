@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, Listing, records
+from quire.model.index import OBJECT_TIER, Drop, Evicted, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
+from quire.model.records import ChunkRecord, ChunkRecords, records
 from quire.telemetry import logger
 from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.cluster import Cluster
@@ -196,7 +197,7 @@ class Evictions:
                 logger().warning("nothing can be swept now", error=str(error))
 
 
-def _behind(keys: ChunkKeys, keep: int, namespace: bytes) -> list[ChunkRecord]:
+def _behind(keys: ChunkKeys, keep: int, namespace: bytes) -> ChunkRecords:
     """Return the records of a chain behind its first `keep` chunks. Raises `InvalidRequest`, `KeysInvalid`."""
     keys.distinct()
     if not 0 <= keep <= len(keys):

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from quire.model.durability import Durability
 from quire.model.images import ExpectedImage, ImageEntry
-from quire.model.index import ChunkRecord, Drop, Evicted, Held, Listing, Match, ObjectMark, Pin
+from quire.model.index import Drop, Evicted, Held, Listing, Match, ObjectMark, Pin
 from quire.model.keys import ChunkKeys, KeySample
 from quire.model.nodes import Node, StorageState
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
+from quire.model.records import ChunkRecord
 from quire_server.clock import Clock
 from quire_server.core.decoding import Candidate, Choice
 

@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from opentelemetry.trace import SpanKind
 
-from quire.model.index import OBJECT_TIER, ChunkRecord, Held, Listing, ObjectMark
+from quire.model.index import OBJECT_TIER, Held, Listing, ObjectMark
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.awaited import AwaitedChunks
@@ -42,7 +44,7 @@ class Reports:
         self._clock = clock
         self._awaited = AwaitedChunks()
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int, wait_ms: int = 0) -> list[int]:
+    async def commit(self, node_id: str, chunks: ChunkRecords, fresh: int, wait_ms: int = 0) -> list[int]:
         """Index replicas; the generations of their entries, 0 where the parent is not indexed.
 
         Args:
@@ -51,13 +53,12 @@ class Reports:
             fresh: The generation that the node proposes for entries that are new; 0 for none.
             wait_ms: For how long parents are waited for where none of the chunks can be indexed; less if many wait.
         """
-        keys = {chunk.key for chunk in chunks} if wait_ms and self._awaited.has_room else set[bytes]()
-        heads = [chunk for chunk in chunks if chunk.parent and chunk.parent not in keys] if keys else []
+        heads = _heads(chunks) if wait_ms and self._awaited.has_room else chunks[:0]
         if not heads:
             return await self._commit(node_id, chunks, fresh)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + min(wait_ms, _WAIT_MS_MAX) / 1000
-        with self._awaited.awaited(heads) as arrived:
+        with self._awaited.awaited(set(heads.parent_list())) as arrived:
             generations = await self._commit(node_id, chunks, fresh)
             while not any(generations) and (left_s := end_s - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
@@ -70,25 +71,23 @@ class Reports:
                     generations = await self._look(node_id, heads, chunks, fresh)
         return generations
 
-    async def _look(
-        self, node_id: str, heads: Sequence[ChunkRecord], chunks: Sequence[ChunkRecord], fresh: int
-    ) -> list[int]:
+    async def _look(self, node_id: str, heads: ChunkRecords, chunks: ChunkRecords, fresh: int) -> list[int]:
         """Index the chunks whose parents came by another orchestrator, and the chunks behind them.
 
         No chunk is committed twice: if its entry ended in between, it would come back under the same generation.
         """
-        by_key = dict(zip((head.key for head in heads), await self._commit(node_id, heads, fresh), strict=True))
+        by_key = dict(zip(heads.key_list(), await self._commit(node_id, heads, fresh), strict=True))
         if not any(by_key.values()):
             return [0] * len(chunks)
-        rest = [chunk for chunk in chunks if chunk.key not in by_key]
+        rest = chunks.pick(np.array([key not in by_key for key in chunks.key_list()], dtype=bool))
         if rest:
-            by_key |= dict(zip((chunk.key for chunk in rest), await self._commit(node_id, rest, fresh), strict=True))
-        return [by_key[chunk.key] for chunk in chunks]
+            by_key |= dict(zip(rest.key_list(), await self._commit(node_id, rest, fresh), strict=True))
+        return [by_key[key] for key in chunks.key_list()]
 
-    async def _commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
+    async def _commit(self, node_id: str, chunks: ChunkRecords, fresh: int) -> list[int]:
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
             generations = await self._index.register(node_id, chunks, self._clock.now_ms(), fresh=fresh)
-        indexed = [chunk for chunk, generation in zip(chunks, generations, strict=True) if generation]
+        indexed = chunks if all(generations) else chunks.pick(np.array(generations, dtype=np.uint64) != 0)
         self._awaited.registered(indexed)
         self._announcements.stored(node_id, indexed)
         return generations
@@ -187,3 +186,9 @@ class Reports:
     async def rebuilt(self, token: str) -> None:
         """Note that the contents of the object tier were reported to the index."""
         await self._index.rebuilt(token)
+
+
+def _heads(chunks: ChunkRecords) -> ChunkRecords:
+    """Return the chunks whose parents are not among them."""
+    keys = set(chunks.key_list())
+    return chunks.pick(chunks.has_parent() & np.array([parent not in keys for parent in chunks.parent_list()]))

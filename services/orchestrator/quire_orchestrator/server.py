@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import tenant_name
-from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
+from quire.model.index import OBJECT_TIER, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
 from quire.wire import convert, convert_assignment, convert_health, convert_images
+from quire.wire.convert_records import records_from
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -94,7 +95,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
-        chunks, within = _records(request.chunks), list(request.within)
+        chunks, within = records_from(request), list(request.within)
         if within:
             marks = await self._reports.join(request.node_id, chunks, within, only_in_object=False)
             generations = [generation if mark else 0 for generation, mark in zip(within, marks, strict=True)]
@@ -105,7 +106,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def Join(self, request: orchestrator_pb2.JoinRequest, context: Any) -> orchestrator_pb2.JoinResponse:
-        chunks, generations = _records(request.chunks), list(request.generations)
+        chunks, generations = records_from(request), list(request.generations)
         marks = await self._reports.join(request.node_id, chunks, generations, only_in_object=True)
         await self._reports.count_change(request.node_id)
         return orchestrator_pb2.JoinResponse(marks=bytes(marks))
@@ -113,25 +114,26 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def CommitObjects(
         self, request: orchestrator_pb2.CommitObjectsRequest, context: Any
     ) -> orchestrator_pb2.CommitObjectsResponse:
-        marks = await self._reports.commit_objects(_records(request.chunks), list(request.generations))
+        marks = await self._reports.commit_objects(records_from(request), list(request.generations))
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
 
     async def ExpectObjects(
         self, request: orchestrator_pb2.ExpectObjectsRequest, context: Any
     ) -> orchestrator_pb2.ExpectObjectsResponse:
-        marks, kept_ms = await self._reports.expect_objects(_records(request.chunks))
+        marks, kept_ms = await self._reports.expect_objects(records_from(request))
         return orchestrator_pb2.ExpectObjectsResponse(marks=bytes(marks), kept_ms=kept_ms)
 
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
+        chunks = records_from(request)
         unaware = request.node_id == OBJECT_TIER and not request.all_generations
         if unaware or (request.others_min and not request.keepers):  # of a node of the release before: copies stay
-            return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(len(request.chunks)))
+            return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(len(chunks)))
         withdrawn = await self._reports.withdraw(
             request.node_id,
-            _records(request.chunks),
+            chunks,
             only_in_object=request.only_in_object_tier,
             keepers=request.keepers,
             hidden=request.hidden,
@@ -222,18 +224,18 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def EvictChunks(
         self, request: orchestrator_pb2.EvictChunksRequest, context: Any
     ) -> orchestrator_pb2.EvictChunksResponse:
-        chunks = [convert.record_from(chunk) for chunk in request.chunks]
+        chunks = records_from(request)
         marks = await self._evictions.evict_chunks(request.node_id, chunks)
         return orchestrator_pb2.EvictChunksResponse(evicted=bytes(marks))
 
     async def Locate(self, request: orchestrator_pb2.LocateRequest, context: Any) -> orchestrator_pb2.LocateResponse:
-        holders = await self._reports.locate([convert.record_from(chunk) for chunk in request.chunks])
+        holders = await self._reports.locate(records_from(request))
         return orchestrator_pb2.LocateResponse(holders=[",".join(names) for names in holders])
 
     async def GetGenerations(
         self, request: orchestrator_pb2.GetGenerationsRequest, context: Any
     ) -> orchestrator_pb2.GetGenerationsResponse:
-        generations = await self._reports.generations(request.node_id, _records(request.chunks))
+        generations = await self._reports.generations(request.node_id, records_from(request))
         rebuilding = request.node_id == OBJECT_TIER and await self._reports.is_rebuilding()
         return orchestrator_pb2.GetGenerationsResponse(generations=generations, rebuilding=rebuilding)
 
@@ -362,10 +364,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 def _given(request: Any, *names: str) -> dict[str, Any]:
     """Return the optional fields of a message that are set."""
     return {name: getattr(request, name) for name in names if request.HasField(name)}
-
-
-def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord]:
-    return [convert.record_from(chunk) for chunk in chunks]
 
 
 async def serve(config: OrchestratorConfig) -> None:

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from quire.model.chunk_object import ObjectRange
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability
-from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
+from quire.model.index import Drop, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import PolicyList, TenantPolicy
+from quire.model.records import ChunkRecord
 from quire_server.clock import Clock
 
 __all__ = [

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ChunkMissing
-from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord
 from quire.transport.fair_threads import FairThreads
 from quire_server.clock import SystemClock
 from quire_storage.cluster.integrity import Integrity

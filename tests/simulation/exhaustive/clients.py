@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.index import OBJECT_TIER, ChunkRecord, Pin
+from quire.model.index import OBJECT_TIER, Pin
 from quire.model.keys import ChunkKeys
+from quire.model.records import ChunkRecord
 from quire_orchestrator.core.eviction import drops
 from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.residency import events as ev

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.testing.index import IndexState, MemoryIndex
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool.slots import Shape

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
+from quire.model.index import OBJECT_TIER, Drop, Held, ObjectMark
+from quire.model.records import ChunkRecord
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.residency import events as ev
 from tests.simulation.exhaustive.clients import Clients

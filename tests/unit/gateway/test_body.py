@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from isal import isal_zlib
 
-from quire.model.index import NO_NAMESPACE, ChunkRecord
+from quire.model.records import NO_NAMESPACE, ChunkRecord
 from quire_gateway.access.key_derivation import SameKeys
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkAttributes

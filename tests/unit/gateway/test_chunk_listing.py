@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
+from quire.model.records import ChunkRecord
 from quire_gateway.access.key_derivation import DerivedKeys
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkAttributes

@@ -158,8 +158,8 @@ class World:
             yield LayerArrived(node, 0)
         yield NodeOutcome(node, part.ranges, b"\1" * sum(each.count for each in part.ranges), 5, quiesced=True)
 
-    async def ingest(self, address: str, part: IngestOrder, lent_ms: int) -> NodeOutcome:
-        self.ingested.append((address, part))
+    async def ingest(self, node: NodeAddress, part: IngestOrder, lent_ms: int) -> NodeOutcome:
+        self.ingested.append((node.grpc_address, part))
         if self.reads:
             self.records[part.records[0].key] = await PeerTransfers(self.peer).pull(part.source, part.source.length)
         return NodeOutcome("a", part.source_ranges, b"\1" * len(part.records), 9, quiesced=True)

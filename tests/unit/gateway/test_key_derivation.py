@@ -14,13 +14,14 @@ import pytest
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
-from quire.model.events import NO_PARENT, CacheEvent, EventKind, EventPage
+from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.hashing import Namespace
 from quire.model.index import Match, Pin
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.outcome import FetchSummary, StoreSummary
 from quire.model.ranges import ChunkRange
+from quire.model.records import NO_PARENT
 from quire.testing.clock import FakeClock
 from quire.wire import convert
 from quire.wire.credentials import AUTHORIZATION, authorization, operator_token

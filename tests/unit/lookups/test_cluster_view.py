@@ -10,12 +10,12 @@ import pytest
 from quire import PROTOCOL_VERSION
 from quire.model.errors import KeysInvalid, MetadataUnavailable
 from quire.model.hashing import Namespace, block_keys
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, SchedulerInfo, StorageInfo
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
+from quire.model.records import records
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_server.lookups import Lookups, LookupSettings, Question

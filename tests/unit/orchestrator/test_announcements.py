@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from quire.model.errors import MetadataUnavailable
 from quire.model.events import CacheEvent, EventKind
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
+from quire.model.records import records
 from quire.testing.clock import FakeClock
 from quire_orchestrator.announcements import Announcements
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.model.index import ChunkRecord, records
 from quire.model.keys import ChunkKeys
+from quire.model.records import ChunkRecord, ChunkRecords, records
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator import awaited
@@ -17,7 +17,7 @@ from quire_orchestrator.runtime import Orchestrator
 from quire_storage.cluster.registry import Registry
 from tests.unit.orchestrator.world import World
 
-KEYS = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(80)))
+KEYS = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(1, 81)))
 BOUND_S = 30
 
 
@@ -28,9 +28,7 @@ class _Calls:
         self.orchestrator = orchestrator
         self.count = 0
 
-    async def commit(
-        self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str, fresh: int, wait_ms: int
-    ) -> list[int]:
+    async def commit(self, node_id: str, chunks: ChunkRecords, reporter: str, fresh: int, wait_ms: int) -> list[int]:
         self.count += 1
         return await self.orchestrator.reports.commit(node_id, chunks, fresh, wait_ms)
 

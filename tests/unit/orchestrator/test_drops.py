@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Gone
+from quire.model.index import OBJECT_TIER, Evicted, Gone
+from quire.model.records import ChunkRecord
 from quire_orchestrator.core.eviction import drops
 
 _CHUNK = ChunkRecord(b"k" * 32, b"", b"k" * 32, b"")

@@ -10,9 +10,10 @@ import pytest
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest
 from quire.model.fingerprints import fingerprint
-from quire.model.index import NO_NAMESPACE, Drop, records
+from quire.model.index import Drop
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
+from quire.model.records import NO_NAMESPACE, records
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator
 from tests.unit.orchestrator.world import CHUNK, World

@@ -6,12 +6,12 @@ import pytest
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, KeysInvalid
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import StorageInfo
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.records import records
 from quire_server.lookups import Question
 from tests.unit.orchestrator.world import CHUNK, LINK, SECRET, SPACE, World
 

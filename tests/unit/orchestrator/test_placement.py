@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
+from quire.model.records import records
 from quire_orchestrator.core.placement import Placement, Tail
 from quire_server.core import placement as reading
 from quire_server.core.placement import range_chunks

@@ -9,9 +9,10 @@ import pytest
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ConditionFailed
-from quire.model.index import OBJECT_TIER, records
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, StorageInfo, StorageState
+from quire.model.records import records
 from quire_orchestrator.removals import Removals
 from quire_orchestrator.runtime import Orchestrator
 from quire_server.lookups import Question

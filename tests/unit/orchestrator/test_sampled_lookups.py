@@ -10,10 +10,11 @@ import pytest
 from quire.client.samples import SampleChooser, SampledLookups
 from quire.model.errors import InvalidRequest, KeysInvalid
 from quire.model.hashing import block_keys
-from quire.model.index import OBJECT_TIER, records
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys, KeySample
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location, StorageInfo
+from quire.model.records import records
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_server.lookups import Lookups, Question

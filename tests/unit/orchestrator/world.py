@@ -11,11 +11,11 @@ from quire import PROTOCOL_VERSION
 from quire.model.durability import Durability
 from quire.model.errors import NodeUnavailable
 from quire.model.hashing import Namespace, block_keys
-from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo, StorageState
 from quire.model.policy import NamespacePolicy, TenantPolicy, Theta
+from quire.model.records import records
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig

@@ -18,7 +18,6 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.model.fitting import Fit, Gravity
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
@@ -36,13 +35,14 @@ from quire.model.nodes import (
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.model.transfers import PrefetchOrder
 from quire.transport.messages import TRANSFER_ID_BYTES
-from quire.wire import convert, convert_images
+from quire.wire import convert, convert_images, convert_records
 from quire.wire.convert_transfers import prefetch_order_from, prefetch_order_to
 from quire.wire.index_messages import held_from
 from quire.wire.policies import policies_from, policies_to, policy_from, policy_to
-from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2
+from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1 import storage_pb2 as pb
 
 _u32 = st.integers(0, (1 << 32) - 1)
@@ -157,7 +157,9 @@ _nodes = st.builds(
 _events = st.builds(
     CacheEvent, kind=st.sampled_from(EventKind), holder=_names, keys=_keys, parents=st.binary(max_size=64), at_ms=_u63
 )
-_records = st.builds(ChunkRecord, _digests, _digests, st.binary(max_size=8), st.binary(max_size=8))
+_tags = st.binary(min_size=16, max_size=16)
+_heads = st.builds(ChunkRecord, _digests, st.just(b""), _digests, st.just(b""), _tags)
+_records = st.lists(_heads | st.builds(ChunkRecord, *[_digests.filter(any)] * 4, _tags)).map(ChunkRecords.of)
 _metadata = st.dictionaries(st.text("abc-", min_size=1, max_size=5), st.text(max_size=5), max_size=3)
 _images = st.builds(
     ImageEntry,
@@ -193,7 +195,16 @@ _PAIRS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
     "outcome": (_outcomes, convert.outcome_to, convert.outcome_from),
     "node": (_nodes, convert.node_to, convert.node_from),
     "event": (_events, convert.event_to, convert.event_from),
-    "record": (_records, convert.record_to, convert.record_from),
+    "records": (
+        _records,
+        lambda records: orchestrator_pb2.CommitRequest(records=convert_records.records_to(records)),
+        convert_records.records_from,
+    ),
+    "records of the release before": (
+        _records,
+        lambda records: orchestrator_pb2.CommitRequest(chunks=convert_records.messages_to(records)),
+        convert_records.records_from,
+    ),
     "image": (_images, convert_images.image_to, convert_images.image_from),
     "expected": (
         st.builds(ExpectedImage, st.booleans(), _digests),

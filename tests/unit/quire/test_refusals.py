@@ -29,7 +29,6 @@ from quire.model.images import (
     entry_of_record,
     record_namespace,
 )
-from quire.model.index import UNCHAINED_MAX, records
 from quire.model.keys import KEYS_MAX, ChunkKeys
 from quire.model.latents import (
     DecodeRule,
@@ -45,6 +44,7 @@ from quire.model.layout import Dtype, KvLayout
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import GatewayInfo, Node, StorageInfo
 from quire.model.policy import NamespacePolicy, TenantPolicy, TenantState
+from quire.model.records import UNCHAINED_MAX, records
 
 _LAYOUT = KvLayout(2, 16, 1, 8, Dtype.FP16)
 _KEYS = ChunkKeys(bytes(range(64)))

@@ -15,7 +15,8 @@ import numpy as np
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
+from quire.model.index import DIGEST_MODULUS, listing_number
+from quire.model.records import ChunkRecord
 from quire_storage.core.chunks import Chunk, Copy, Placed
 from quire_storage.core.pool.format import PAGE_BYTES, DriveGeometry
 from quire_storage.core.pool.map import PoolMap

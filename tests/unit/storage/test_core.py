@@ -17,9 +17,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import DescriptorInvalid, LayoutInvalid, PoolFull
-from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange, clip
+from quire.model.records import ChunkRecord
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin

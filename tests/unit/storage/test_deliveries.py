@@ -15,10 +15,11 @@ import pytest
 from quire.model.chunk_object import write_chunk_object
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import DescriptorInvalid, LayoutInvalid, PeerLost, TooManyRequests, TransferRunning
-from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.model.transfers import DeliverOrder
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
@@ -161,7 +162,9 @@ async def test_a_store_that_has_just_failed_is_not_waited_for(node: tuple[Delive
     """A follower comes when the store's announcement is not withdrawn yet."""
     deliveries, tiers = node
     keys, slots = [bytes(32)], Slots(1, Shape(1, 64), np.zeros(1, dtype=np.int64), 64)
-    order: Any = SimpleNamespace(records=[SimpleNamespace(key=key) for key in keys], store_id=b"s" * 16)
+    order: Any = SimpleNamespace(
+        records=ChunkRecords.of(ChunkRecord(key, b"", key, b"") for key in keys), store_id=b"s" * 16
+    )
     with pytest.raises(PeerLost), deliveries._arrivals.arriving(order, slots):
         raise PeerLost("its client has gone")
     tiers.found.set()

@@ -11,8 +11,9 @@ import pytest
 
 from quire.model.durability import Durability
 from quire.model.errors import NodeUnavailable, NotImplementedHere, QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.index import OBJECT_TIER
 from quire.model.nodes import Location, Node, StorageInfo, StorageState
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire_storage.cluster.draining import Activity, Drainer
 from quire_storage.cluster.replication import COPIED, KEPT, LACKED

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from quire.model.errors import PeerLost
+from quire.model.keys import ChunkKeys
+from quire.model.records import records
 from quire_storage.core.pool.slots import Shape
 from quire_storage.ingest.arrivals import Arrival, Arrivals
 from quire_storage.tiers.tiers import Slots
@@ -23,7 +25,7 @@ def _slots() -> Slots:
 
 
 def _order(store_id: bytes = b"s" * 16) -> Any:
-    return SimpleNamespace(records=[SimpleNamespace(key=key) for key in KEYS], store_id=store_id)
+    return SimpleNamespace(records=records(ChunkKeys(b"".join(KEYS)), 0, len(KEYS)), store_id=store_id)
 
 
 async def test_a_layer_is_there_once_its_checksums_are_taken() -> None:

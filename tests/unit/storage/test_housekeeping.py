@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.model.index import ChunkRecord
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, TenantState
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire_storage.cluster.housekeeping import Housekeeping
 from quire_storage.core.chunks import Chunk

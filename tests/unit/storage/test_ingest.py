@@ -15,9 +15,9 @@ import quire_storage.ingest.ingest as ingest_module
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded
-from quire.model.index import ChunkRecord
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.model.transfers import IngestOrder
 from quire.transport import SharedMemoryTransport, Transport
 from quire.transport.fair_threads import FairThreads
@@ -54,7 +54,7 @@ class _Scene:
         keys = [bytes([each + 1]) * 32 for each in range(5)]
         return IngestOrder(
             layout=LAYOUT,
-            records=[ChunkRecord(key, b"", key, b"") for key in keys],
+            records=ChunkRecords.of(ChunkRecord(key, b"", key, b"") for key in keys),
             store_id=b"s" * 16,
             source=self.source,
             source_ranges=runs,

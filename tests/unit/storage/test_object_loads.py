@@ -15,7 +15,7 @@ import pytest
 
 from quire.model.chunk_object import ObjectRange
 from quire.model.errors import ChunkMissing, CorruptData, MetadataUnavailable, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.testing.objects import MemoryObjects
 from quire.transport.fair_threads import FairThreads
 from quire_server.clock import SystemClock

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.model.errors import DeadlineExceeded, Unavailable
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
 from quire_storage.core.checksums import row_checksums

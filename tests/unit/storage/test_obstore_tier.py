@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire_storage.adapters.objects import ObstoreTier
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.model.chunk_object import sound_header
 from quire.model.durability import Durability
 from quire.model.errors import LayoutInvalid
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool.format import (
     PAGE_BYTES,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from quire.model.errors import MetadataUnavailable
-from quire.model.index import ChunkRecord, Drop, Held, Listing
+from quire.model.index import Drop, Held, Listing
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.reconciler import Reconciler

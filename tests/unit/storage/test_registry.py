@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from quire.model.index import ChunkRecord, records
 from quire.model.keys import ChunkKeys
+from quire.model.records import ChunkRecord, records
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_storage.cluster.registry import Registry

@@ -16,9 +16,10 @@ from quire.client.memory.quiescence import unheard_s
 from quire.model.descriptor import Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
-from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.index import OBJECT_TIER
 from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire_storage.cluster.redundancy import NOT_YET, digest, start_of
 from quire_storage.cluster.replication import COPIED, KEPT, LACKED, Replicator, keepers_of

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from quire.model.durability import Durability
-from quire.model.index import ChunkRecord, ObjectMark
+from quire.model.index import ObjectMark
+from quire.model.records import ChunkRecord
 from quire.testing import FakeClock
 from quire.testing.objects import MemoryObjects
 from quire_storage.cluster.registry import Registry

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import (
-    DIGEST_MODULUS,
-    OBJECT_TIER,
-    ChunkRecord,
-    Drop,
-    Listing,
-    ObjectMark,
-    Pin,
-    listing_number,
-    records,
-)
+from quire.model.index import DIGEST_MODULUS, OBJECT_TIER, Drop, Listing, ObjectMark, Pin, listing_number
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
+from quire.model.records import ChunkRecord, records
 
 Index = Any
 """What `quire.testing.index.MemoryIndex` does."""
@@ -40,7 +31,7 @@ async def evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[t
     return [(entry.record.key, entry.nodes) for entry in evicted.removed]
 
 
-async def register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
+async def register(index: Index, node: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
     """List a node for chunks; whether each is indexed."""
     return [bool(generation) for generation in await index.register(node, chunks, 0)]
 

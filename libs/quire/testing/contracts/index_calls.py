@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, Listing, Match, ObjectMark, Pin, records
+from quire.model.index import OBJECT_TIER, Drop, Evicted, Listing, Match, ObjectMark, Pin
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
+from quire.model.records import ChunkRecord, records
 from quire.testing.contracts.index import Index, chain, drops_of, holdings
 
 

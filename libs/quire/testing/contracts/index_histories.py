@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.model.index import records
+from quire.model.records import records
 from quire.testing.contracts.index import Index, chain, drops_of, evict, listing_of, register, sum_of
 
 

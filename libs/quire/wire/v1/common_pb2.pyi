@@ -192,14 +192,16 @@ class ChunkRange(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., first_chunk: _Optional[int] = ..., chunk_count: _Optional[int] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
-    __slots__ = ("node_id", "grpc_address", "worker_address")
+    __slots__ = ("node_id", "grpc_address", "worker_address", "protocol_version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     grpc_address: str
     worker_address: bytes
-    def __init__(self, node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., worker_address: _Optional[bytes] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., worker_address: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class HealthCheck(_message.Message):
     __slots__ = ("code", "verdict", "node", "problem", "advice")

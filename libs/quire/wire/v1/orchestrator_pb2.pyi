@@ -36,30 +36,34 @@ class AllocateResponse(_message.Message):
     def __init__(self, ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., known_chunks: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeAddress, _Mapping]]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("node_id", "chunks", "reporter", "fresh_generation", "within", "wait_ms")
+    __slots__ = ("node_id", "chunks", "reporter", "fresh_generation", "within", "wait_ms", "records")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     REPORTER_FIELD_NUMBER: _ClassVar[int]
     FRESH_GENERATION_FIELD_NUMBER: _ClassVar[int]
     WITHIN_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     reporter: str
     fresh_generation: int
     within: _containers.RepeatedScalarFieldContainer[int]
     wait_ms: int
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., reporter: _Optional[str] = ..., fresh_generation: _Optional[int] = ..., within: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., reporter: _Optional[str] = ..., fresh_generation: _Optional[int] = ..., within: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node_id", "chunks", "generations")
+    __slots__ = ("node_id", "chunks", "generations", "records")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("marks",)
@@ -68,14 +72,16 @@ class JoinResponse(_message.Message):
     def __init__(self, marks: _Optional[bytes] = ...) -> None: ...
 
 class CommitObjectsRequest(_message.Message):
-    __slots__ = ("chunks", "generations", "reporter")
+    __slots__ = ("chunks", "generations", "reporter", "records")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     REPORTER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     generations: _containers.RepeatedScalarFieldContainer[int]
     reporter: str
-    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ..., reporter: _Optional[str] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ..., reporter: _Optional[str] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class CommitObjectsResponse(_message.Message):
     __slots__ = ("marks",)
@@ -84,10 +90,12 @@ class CommitObjectsResponse(_message.Message):
     def __init__(self, marks: _Optional[bytes] = ...) -> None: ...
 
 class ExpectObjectsRequest(_message.Message):
-    __slots__ = ("chunks",)
+    __slots__ = ("chunks", "records")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class ExpectObjectsResponse(_message.Message):
     __slots__ = ("marks", "kept_ms")
@@ -167,6 +175,20 @@ class ReportRebuiltResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ChunkRecords(_message.Message):
+    __slots__ = ("keys", "parents", "buckets", "parent_buckets", "namespaces")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    parents: bytes
+    buckets: bytes
+    parent_buckets: bytes
+    namespaces: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., buckets: _Optional[bytes] = ..., parent_buckets: _Optional[bytes] = ..., namespaces: _Optional[bytes] = ...) -> None: ...
+
 class ChunkRecord(_message.Message):
     __slots__ = ("key", "parent", "bucket", "parent_bucket", "namespace")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -188,7 +210,7 @@ class CommitResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WithdrawRequest(_message.Message):
-    __slots__ = ("node_id", "chunks", "only_in_object_tier", "others_min", "reporter", "keepers", "all_generations", "hidden")
+    __slots__ = ("node_id", "chunks", "only_in_object_tier", "others_min", "reporter", "keepers", "all_generations", "hidden", "records")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +219,7 @@ class WithdrawRequest(_message.Message):
     KEEPERS_FIELD_NUMBER: _ClassVar[int]
     ALL_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
     only_in_object_tier: bool
@@ -205,7 +228,8 @@ class WithdrawRequest(_message.Message):
     keepers: _containers.RepeatedScalarFieldContainer[str]
     all_generations: bool
     hidden: bool
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., only_in_object_tier: _Optional[bool] = ..., others_min: _Optional[int] = ..., reporter: _Optional[str] = ..., keepers: _Optional[_Iterable[str]] = ..., all_generations: _Optional[bool] = ..., hidden: _Optional[bool] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., only_in_object_tier: _Optional[bool] = ..., others_min: _Optional[int] = ..., reporter: _Optional[str] = ..., keepers: _Optional[_Iterable[str]] = ..., all_generations: _Optional[bool] = ..., hidden: _Optional[bool] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class WithdrawResponse(_message.Message):
     __slots__ = ("withdrawn",)
@@ -214,12 +238,14 @@ class WithdrawResponse(_message.Message):
     def __init__(self, withdrawn: _Optional[bytes] = ...) -> None: ...
 
 class EvictChunksRequest(_message.Message):
-    __slots__ = ("node_id", "chunks")
+    __slots__ = ("node_id", "chunks", "records")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class EvictChunksResponse(_message.Message):
     __slots__ = ("evicted",)
@@ -228,10 +254,12 @@ class EvictChunksResponse(_message.Message):
     def __init__(self, evicted: _Optional[bytes] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
-    __slots__ = ("chunks",)
+    __slots__ = ("chunks", "records")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class LocateResponse(_message.Message):
     __slots__ = ("holders",)
@@ -240,12 +268,14 @@ class LocateResponse(_message.Message):
     def __init__(self, holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetGenerationsRequest(_message.Message):
-    __slots__ = ("node_id", "chunks")
+    __slots__ = ("node_id", "chunks", "records")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkRecord]
-    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ...) -> None: ...
+    records: ChunkRecords
+    def __init__(self, node_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[ChunkRecord, _Mapping]]] = ..., records: _Optional[_Union[ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class GetGenerationsResponse(_message.Message):
     __slots__ = ("generations", "rebuilding")

@@ -54,7 +54,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, layer: _Optional[_Union[_gateway_pb2.LayerArrived, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.NodeOutcome, _Mapping]] = ...) -> None: ...
 
 class IngestRequest(_message.Message):
-    __slots__ = ("layout", "namespace_digest", "chunks", "store_id", "source", "source_ranges", "source_chunk_count", "node_index", "durability", "on_existing", "source_complete", "permit")
+    __slots__ = ("layout", "namespace_digest", "chunks", "store_id", "source", "source_ranges", "source_chunk_count", "node_index", "durability", "on_existing", "source_complete", "permit", "records")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class IngestRequest(_message.Message):
     ON_EXISTING_FIELD_NUMBER: _ClassVar[int]
     SOURCE_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     layout: _common_pb2.KvLayout
     namespace_digest: bytes
     chunks: _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.ChunkRecord]
@@ -79,7 +80,8 @@ class IngestRequest(_message.Message):
     on_existing: _common_pb2.OnExisting
     source_complete: bool
     permit: bytes
-    def __init__(self, layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., namespace_digest: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[_orchestrator_pb2.ChunkRecord, _Mapping]]] = ..., store_id: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., source_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., source_chunk_count: _Optional[int] = ..., node_index: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., on_existing: _Optional[_Union[_common_pb2.OnExisting, str]] = ..., source_complete: _Optional[bool] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    records: _orchestrator_pb2.ChunkRecords
+    def __init__(self, layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., namespace_digest: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[_orchestrator_pb2.ChunkRecord, _Mapping]]] = ..., store_id: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.RdmaTarget, _Mapping]] = ..., source_ranges: _Optional[_Iterable[_Union[_common_pb2.ChunkRange, _Mapping]]] = ..., source_chunk_count: _Optional[int] = ..., node_index: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., on_existing: _Optional[_Union[_common_pb2.OnExisting, str]] = ..., source_complete: _Optional[bool] = ..., permit: _Optional[bytes] = ..., records: _Optional[_Union[_orchestrator_pb2.ChunkRecords, _Mapping]] = ...) -> None: ...
 
 class IngestResponse(_message.Message):
     __slots__ = ("outcome",)

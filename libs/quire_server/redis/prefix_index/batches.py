@@ -4,86 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
-from typing import Any, Final
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprints
-from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import KEY_BYTES
-
-_NO_KEY: Final = bytes(KEY_BYTES)
-"""In place of a parent's key; its fingerprint, zeros, says that there is none."""
+from quire.model.records import ChunkRecord, ChunkRecords
 
 
 @dataclass(frozen=True, slots=True)
 class Bucketful:
-    """Chunks of one bucket: the bucket's fingerprint and key, the keys of the chunks and their fingerprints, packed."""
+    """Chunks of one bucket, packed.
 
+    Attributes:
+        first: Number of the first of them in the request.
+        count: How many they are.
+        name: Fingerprint of the bucket.
+        bucket: Key of the bucket.
+        keys: Keys of the chunks.
+        prints: Fingerprints of the chunks.
+        is_linked: The first one has its parent in another bucket.
+        has_links: Any of them has.
+    """
+
+    first: int
+    count: int
     name: bytes
     bucket: bytes
     keys: bytes
     prints: bytes
+    is_linked: bool
+    has_links: bool
 
 
-def packed_keys(chunks: Sequence[ChunkRecord]) -> bytes:
-    """Return the keys of chunks, one behind the other."""
-    return b"".join(chunk.key for chunk in chunks)
-
-
-def bucketfuls(groups: Sequence[Sequence[ChunkRecord]]) -> list[Bucketful]:
-    """Return each group of chunks of one bucket, packed: the fingerprints of all of them are taken at once."""
-    keys, buckets = packed_keys(list(chain.from_iterable(groups))), b"".join(group[0].bucket for group in groups)
-    prints, names = fingerprints(keys), fingerprints(buckets)
-    packed, at = list[Bucketful](), 0
-    for number, group in enumerate(groups):
-        stop, name = at + len(group), number * PRINT_BYTES
-        packed.append(
-            Bucketful(
-                names[name : name + PRINT_BYTES],
-                group[0].bucket,
-                keys[at * KEY_BYTES : stop * KEY_BYTES],
-                prints[at * PRINT_BYTES : stop * PRINT_BYTES],
-            )
+def bucketfuls(chunks: Sequence[ChunkRecord]) -> list[Bucketful]:
+    """Cut chunks where the bucket changes."""
+    records = ChunkRecords.of(chunks)
+    prints, names, links = fingerprints(records.keys), fingerprints(records.buckets), records.has_link()
+    keys, buckets, is_linked = records.keys, records.buckets, links.tolist()
+    some_links = bool(links.any())
+    return [
+        Bucketful(
+            first,
+            stop - first,
+            names[first * PRINT_BYTES : (first + 1) * PRINT_BYTES],
+            buckets[first * KEY_BYTES : (first + 1) * KEY_BYTES],
+            keys[first * KEY_BYTES : stop * KEY_BYTES],
+            prints[first * PRINT_BYTES : stop * PRINT_BYTES],
+            is_linked[first],
+            some_links and any(is_linked[first:stop]),
         )
-        at = stop
-    return packed
+        for first, stop in records.runs(records.buckets)
+    ]
 
 
-def registrations(node_id: str, groups: Sequence[Sequence[ChunkRecord]]) -> list[tuple[bytes, list[Any]]]:
-    """Return the fingerprint of each group's bucket, and the arguments of the registration of its chunks."""
-    packed = bucketfuls(groups)
-    chunks = chain.from_iterable(groups)
-    parents = np.frombuffer(fingerprints(b"".join(chunk.parent or _NO_KEY for chunk in chunks)), np.uint8)
-    prints = np.frombuffer(b"".join(part.prints for part in packed), np.uint8)
-    rows = np.stack([prints.reshape(-1, PRINT_BYTES), parents.reshape(-1, PRINT_BYTES)], axis=1).tobytes()
-    calls, at = list[tuple[bytes, list[Any]]](), 0
-    for part in packed:
-        stop = at + 2 * len(part.prints)
-        own = [rows[at:stop], part.keys, part.bucket] if node_id == OBJECT_TIER else [rows[at:stop]]
-        calls.append((part.name, own))
-        at = stop
+def registrations(node_id: str, records: ChunkRecords, parts: Sequence[Bucketful]) -> list[tuple[bytes, list[Any]]]:
+    """Return the fingerprint of each part's bucket, and the arguments of the registration of its chunks.
+
+    `parts`: some of those that `records` have.
+    """
+    columns = (np.frombuffer(fingerprints(column), np.uint8) for column in (records.keys, records.parents))
+    rows = np.stack([column.reshape(-1, PRINT_BYTES) for column in columns], axis=1).tobytes()
+    calls = list[tuple[bytes, list[Any]]]()
+    for part in parts:
+        own = rows[2 * PRINT_BYTES * part.first : 2 * PRINT_BYTES * (part.first + part.count)]
+        calls.append((part.name, [own, part.keys, part.bucket] if node_id == OBJECT_TIER else [own]))
     return calls
 
 
-def by_bucket(chunks: Sequence[ChunkRecord]) -> list[list[ChunkRecord]]:
-    """Cut chunks where the bucket changes."""
-    return [list(group) for _, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
-
-
-def has_link(chunk: ChunkRecord) -> bool:
-    """Return whether a chunk has its parent in another bucket."""
-    return bool(chunk.parent) and chunk.parent_bucket != chunk.bucket
-
-
-def independent(groups: Sequence[list[ChunkRecord]]) -> Iterator[list[list[ChunkRecord]]]:
-    """Yield groups in parts that one call may remove: a bucket with links to parents in other buckets is a part alone.
+def independent(parts: Sequence[Bucketful]) -> Iterator[list[Bucketful]]:
+    """Yield buckets in groups that one call may remove: a bucket with links to parents in others is a group alone.
 
     Its links have to be gone before these parents are looked at.
     """
-    for is_linked, run in groupby(groups, key=lambda group: any(map(has_link, group))):
-        if is_linked:
-            yield from ([group] for group in run)
+    for has_links, run in groupby(parts, key=lambda part: part.has_links):
+        if has_links:
+            yield from ([part] for part in run)
         else:
             yield list(run)

@@ -16,26 +16,13 @@ from typing import Any, Final, cast
 import numpy as np
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprint, fingerprints
-from quire.model.index import (
-    DIGEST_MODULUS,
-    ChunkRecord,
-    Drop,
-    Evicted,
-    Gone,
-    Held,
-    Listing,
-    Match,
-    ObjectMark,
-    Pin,
-)
+from quire.model.index import DIGEST_MODULUS, Drop, Evicted, Gone, Held, Listing, Match, ObjectMark, Pin
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire_server.redis.connection import metadata_errors
 from quire_server.redis.prefix_index.batches import (
     bucketfuls,
-    by_bucket,
-    has_link,
     independent,
-    packed_keys,
     registrations,
 )
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
@@ -107,12 +94,14 @@ class PrefixIndex(BucketScripts):
         """
         new = (fresh or int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         generations: list[int] = []
-        for is_linked, groups in groupby(by_bucket(chunks), key=lambda group: has_link(group[0])):
+        records = ChunkRecords.of(chunks)
+        for is_linked, parts in groupby(bucketfuls(records), key=lambda part: part.is_linked):
             if is_linked:
-                for group in groups:
-                    generations += await self._register_linked(node_id, group, now_ms, new)
+                for part in parts:
+                    own = records[part.first : part.first + part.count]
+                    generations += await self._register_linked(node_id, own, now_ms, new)
             else:
-                calls = registrations(node_id, list(groups))
+                calls = registrations(node_id, records, list(parts))
                 marks = await self._change_each("register", calls, [node_id, new, b"", 0])
                 generations += _generations(b"".join(marks))
         return generations
@@ -138,8 +127,8 @@ class PrefixIndex(BucketScripts):
         out: list[bool] = []
         kept_ms = _DROPS_TTL_MS if hidden else ""
         common = [node_id, now_ms, "1" if only_in_object else "", ",".join(keepers), kept_ms]
-        for groups in independent(by_bucket(chunks)):
-            calls = [(part.name, part.prints) for part in bucketfuls(groups)]
+        for parts in independent(bucketfuls(chunks)):
+            calls = [(part.name, part.prints) for part in parts]
             out += await self._unregister(calls, common, now_ms)
         return out
 
@@ -172,11 +161,11 @@ class PrefixIndex(BucketScripts):
         removed: list[Gone] = []
         hidden: list[Gone] = []
         absent: list[bytes] = []
-        for groups in independent(by_bucket(chunks)):
-            calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(groups)]
+        for parts in independent(bucketfuls(chunks)):
+            calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in parts]
             answers = await self._change_each("evict", calls, [now_ms, delete_ms, asking, _DROPS_TTL_MS])
-            for group, (count, *rest) in zip(groups, answers, strict=True):
-                unseen = count + len(group)
+            for part, (count, *rest) in zip(parts, answers, strict=True):
+                group, unseen = chunks[part.first : part.first + part.count], count + part.count
                 for chunk, answer in zip(group, rest[count:unseen], strict=True):
                     if answer == b"absent":
                         absent.append(chunk.key)
@@ -203,10 +192,10 @@ class PrefixIndex(BucketScripts):
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         """Return for each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
         packed: list[bytes] = []
-        for at in range(0, len(chunks), _HELD_AT_ONCE):
-            part = chunks[at : at + _HELD_AT_ONCE]
-            buckets = fingerprints(b"".join(chunk.bucket for chunk in part))
-            packed += await self._entries_of(buckets, fingerprints(packed_keys(part)))
+        records = ChunkRecords.of(chunks)
+        for at in range(0, len(records), _HELD_AT_ONCE):
+            part = records[at : at + _HELD_AT_ONCE]
+            packed += await self._entries_of(fingerprints(part.buckets), fingerprints(part.keys))
         return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in packed]
 
     async def _entries_of(self, buckets: bytes, prints: bytes) -> list[bytes]:
@@ -339,11 +328,8 @@ class PrefixIndex(BucketScripts):
         `only_in_object`: also for one that does not list the object tier.
         """
         remaining = iter(generations)
-        groups = by_bucket(chunks)
-        calls = [
-            (part.name, [part.prints, _packed(islice(remaining, len(group)))])
-            for part, group in zip(bucketfuls(groups), groups, strict=True)
-        ]
+        parts = bucketfuls(chunks)
+        calls = [(part.name, [part.prints, _packed(islice(remaining, part.count))]) for part in parts]
         masks = await self._change_each("join", calls, [node_id, "1" if only_in_object else ""])
         return [mark == ord("1") for mask in masks for mark in mask]
 
@@ -352,10 +338,9 @@ class PrefixIndex(BucketScripts):
     async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
         remaining = iter(generations)
-        groups = by_bucket(chunks)
         calls = [
-            (part.name, [part.prints, _packed(islice(remaining, len(group))), part.keys, part.bucket])
-            for part, group in zip(bucketfuls(groups), groups, strict=True)
+            (part.name, [part.prints, _packed(islice(remaining, part.count)), part.keys, part.bucket])
+            for part in bucketfuls(chunks)
         ]
         return [_OBJECT_MARKS[mark] for mask in await self._change_each("add_objects", calls) for mark in mask]
 
@@ -365,7 +350,7 @@ class PrefixIndex(BucketScripts):
         They are deleted at `delete_ms` or later, once their keys have no entry. False for a key whose objects are being
         deleted at this moment.
         """
-        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(by_bucket(chunks))]
+        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(chunks)]
         return [mark != ord("!") for mask in await self._change_each("expect", calls, [delete_ms]) for mark in mask]
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
@@ -379,7 +364,7 @@ class PrefixIndex(BucketScripts):
                 pipeline.zrangebyscore(tagged(b"due", tag), 0, now_ms, 0, limit)
             due_names = [name for answer in await pipeline.execute() for name in answer][:limit]
         chunks = [ChunkRecord(name[KEY_BYTES:], b"", name[:KEY_BYTES], b"") for name in due_names]
-        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(by_bucket(chunks))]
+        calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in bucketfuls(chunks)]
         answers = await self._change_each("claim", calls, [now_ms, until_ms])
         marks = [mark for mask in answers for mark in mask]
         return [chunk for chunk, mark in zip(chunks, marks, strict=True) if mark == ord("1")]
@@ -393,7 +378,7 @@ class PrefixIndex(BucketScripts):
         await self._end_claim(chunks, until_ms, delete_ms)
 
     async def _end_claim(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int | str) -> None:
-        for part in bucketfuls(by_bucket(chunks)):
+        for part in bucketfuls(chunks):
             keys = [objects_key(part.name), tagged(b"due", tag_of(part.name))]
             await self._run("end_claim", keys, [part.keys, until_ms, part.bucket, delete_ms])
 
@@ -447,7 +432,7 @@ class PrefixIndex(BucketScripts):
 
     # ----
 
-    async def _register_linked(self, node_id: str, chunks: list[ChunkRecord], now_ms: int, fresh: bytes) -> list[int]:
+    async def _register_linked(self, node_id: str, chunks: ChunkRecords, now_ms: int, fresh: bytes) -> list[int]:
         """Register chunks of one bucket, the first of which has its parent in another one.
 
         The parent is kept for the child before that is registered. A crash in between leaves the parent kept too long,
@@ -459,7 +444,7 @@ class PrefixIndex(BucketScripts):
         until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
-        ((_, own),) = registrations(node_id, [chunks])
+        ((_, own),) = registrations(node_id, chunks, bucketfuls(chunks))
         arguments = [node_id, fresh, elsewhere + name, until_ms, *own]
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])

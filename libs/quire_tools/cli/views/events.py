@@ -13,9 +13,10 @@ from rich.console import Console
 
 from quire.client import AdminClient
 from quire.model.errors import ConfigInvalid
-from quire.model.events import NO_PARENT, CacheEvent, EventKind, EventPage
+from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import KEY_BYTES
+from quire.model.records import NO_PARENT
 from quire_tools.cli.cluster import as_operator
 
 _NOT_KNOWN: Final = {"token_ids": [], "block_size": 0, "lora_id": None, "lora_name": None}

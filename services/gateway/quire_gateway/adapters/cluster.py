@@ -14,16 +14,18 @@ from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.health import Check
 from quire.model.images import ExpectedImage, ImageEntry, Rendering
-from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Node
+from quire.model.nodes import Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
+from quire.model.records import ChunkRecord
 from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.telemetry import logger
 from quire.wire import convert, convert_images
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.convert_health import checks_from
+from quire.wire.convert_records import ask_about, records_to
 from quire.wire.convert_transfers import deliver_order_to, ingest_order_to, prefetch_order_to
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
@@ -91,11 +93,11 @@ class GrpcStorageNodes:
             else:
                 yield convert.outcome_from(response.outcome)
 
-    async def ingest(self, address: str, order: IngestOrder, lent_ms: int) -> NodeOutcome:
-        request = ingest_order_to(order)
+    async def ingest(self, node: NodeAddress, order: IngestOrder, lent_ms: int) -> NodeOutcome:
+        request = ingest_order_to(order, node.protocol_version)
         self._permit(request, order.tenant, lent_ms)
         response = await call(
-            self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
+            self._stub(node.grpc_address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
         )
         return convert.outcome_from(response.outcome)
 
@@ -210,23 +212,23 @@ class GrpcChunkIndex:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def expect_object(self, record: ChunkRecord) -> bool:
-        request = orchestrator_pb2.ExpectObjectsRequest(chunks=[convert.record_to(record)])
-        answer = await call(self._stub.ExpectObjects, request, timeout_s=self._timeout_s)
+        request = orchestrator_pb2.ExpectObjectsRequest(records=records_to([record]))
+        answer = await ask_about(self._stub.ExpectObjects, request, "marks", timeout_s=self._timeout_s)
         return all(answer.marks)
 
     async def commit_object(self, record: ChunkRecord) -> bool:
-        request = orchestrator_pb2.CommitRequest(node_id=OBJECT_TIER, chunks=[convert.record_to(record)])
-        answer = await call(self._stub.Commit, request, timeout_s=self._timeout_s)
+        request = orchestrator_pb2.CommitRequest(node_id=OBJECT_TIER, records=records_to([record]))
+        answer = await ask_about(self._stub.Commit, request, "generations", timeout_s=self._timeout_s)
         return bool(answer.generations and answer.generations[0])
 
     async def lists_object(self, record: ChunkRecord) -> bool:
-        request = orchestrator_pb2.LocateRequest(chunks=[convert.record_to(record)])
-        answer = await call(self._stub.Locate, request, timeout_s=self._timeout_s)
+        request = orchestrator_pb2.LocateRequest(records=records_to([record]))
+        answer = await ask_about(self._stub.Locate, request, "holders", timeout_s=self._timeout_s)
         return bool(answer.holders) and OBJECT_TIER in answer.holders[0].split(",")
 
     async def evict_object(self, record: ChunkRecord) -> bool:
-        request = orchestrator_pb2.EvictChunksRequest(node_id="", chunks=[convert.record_to(record)])
-        answer = await call(self._stub.EvictChunks, request, timeout_s=self._timeout_s)
+        request = orchestrator_pb2.EvictChunksRequest(node_id="", records=records_to([record]))
+        answer = await ask_about(self._stub.EvictChunks, request, "evicted", timeout_s=self._timeout_s)
         return bool(answer.evicted and answer.evicted[0])
 
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from quire.model.events import NO_PARENT, CacheEvent
+from quire.model.events import CacheEvent
 from quire.model.hashing import tenant_name
-from quire.model.index import NO_NAMESPACE
 from quire.model.keys import ChunkKeys
+from quire.model.records import NO_NAMESPACE, NO_PARENT
 from quire.wire import convert
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb

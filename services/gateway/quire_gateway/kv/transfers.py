@@ -18,12 +18,12 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.hashing import Namespace
-from quire.model.index import NO_NAMESPACE, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import NodeAddress
 from quire.model.outcome import FetchSummary, NodeOutcome, StoreSummary
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
+from quire.model.records import NO_NAMESPACE, ChunkRecords, records
 from quire.model.transfers import DeliverOrder, IngestOrder, PrefetchOrder
 from quire.model.urgency import Urgency
 from quire_gateway.config import GatewayConfig
@@ -173,10 +173,10 @@ class KvTransfers:
                 store.namespace, store.keys, store.first, store.durability, store.on_existing, store.unchained
             )
             yield StorePlacement(placed.ranges, placed.nodes, placed.known_chunks)
-            addresses = {node.node_id: node.grpc_address for node in placed.nodes}
-            parts = shares(placed.ranges, addresses)
+            nodes = {node.node_id: node for node in placed.nodes}
+            parts = shares(placed.ranges, {name: node.grpc_address for name, node in nodes.items()})
             with self._announced(store, placed.ranges):
-                async with _gathered([self._ingest(store, share) for share in parts]) as events:
+                async with _gathered([self._ingest(store, share, nodes[share.node_id]) for share in parts]) as events:
                     async for outcome in events:
                         outcomes.append(outcome)
                         yield outcome
@@ -236,12 +236,10 @@ class KvTransfers:
             await self._stop(share, fetch.delivery_id)
             raise
 
-    async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
-        chunks = [
-            record
-            for part in share.ranges
-            for record in records(store.keys, part.first, part.count, unchained=store.unchained)
-        ]
+    async def _ingest(self, store: StoreCall, share: NodeShare, node: NodeAddress) -> AsyncIterator[NodeOutcome]:
+        chunks = ChunkRecords.joined(
+            [records(store.keys, part.first, part.count, unchained=store.unchained) for part in share.ranges]
+        )
         order = IngestOrder(
             layout=store.namespace.layout,
             namespace_digest=store.namespace.digest(),
@@ -258,7 +256,7 @@ class KvTransfers:
         )
         contacted(share.node_id)
         try:
-            outcome = await self._nodes.ingest(share.grpc_address, order, store.transfer_ms)
+            outcome = await self._nodes.ingest(node, order, store.transfer_ms)
         except QuireError as error:
             outcome = _failed(share, error)
         except (asyncio.CancelledError, GeneratorExit):

@@ -9,8 +9,8 @@ from typing import Final
 
 from quire.model.chunk_object import TRAILER, record_of, sound_header, with_record
 from quire.model.errors import CorruptData
-from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.records import ChunkRecord
 
 _NAME: Final = re.compile("([0-9a-f]{32})/([0-9a-f]{64})")
 _TAG: Final = re.compile("([0-9a-f]{32})/.*", re.DOTALL)

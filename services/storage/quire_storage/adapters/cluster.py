@@ -9,16 +9,18 @@ from typing import Any
 from quire.model.descriptor import Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, Listing, ObjectMark
+from quire.model.index import OBJECT_TIER, Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
+from quire.model.records import ChunkRecord
 from quire.model.transfers import DeliverOrder
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.convert_records import ask_about, records_to
 from quire.wire.convert_transfers import deliver_order_to
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_from
@@ -46,40 +48,38 @@ class GrpcClusterIndex:
     async def commit(
         self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
     ) -> list[int]:
-        chunks = map(convert.record_to, records)
         request = orchestrator_pb2.CommitRequest(
-            node_id=node_id, chunks=chunks, reporter=reporter, fresh_generation=fresh, wait_ms=wait_ms
+            node_id=node_id, records=records_to(records), reporter=reporter, fresh_generation=fresh, wait_ms=wait_ms
         )
-        return list((await self._call(self._stub.Commit, request)).generations)
+        return list((await self._ask(self._stub.Commit, request, "generations")).generations)
 
     async def join(
         self, node_id: str, records: Sequence[ChunkRecord], generations: Sequence[int], *, only_in_object: bool
     ) -> list[bool]:
-        chunks = map(convert.record_to, records)
         if not only_in_object:  # an orchestrator of the release before makes entries that do not exist
             commit = orchestrator_pb2.CommitRequest(
-                node_id=node_id, chunks=chunks, reporter=node_id, within=generations
+                node_id=node_id, records=records_to(records), reporter=node_id, within=generations
             )
-            entries = (await self._call(self._stub.Commit, commit)).generations
+            entries = (await self._ask(self._stub.Commit, commit, "generations")).generations
             return [entry == named for entry, named in zip(entries, generations, strict=True)]
-        request = orchestrator_pb2.JoinRequest(node_id=node_id, chunks=chunks, generations=generations)
-        return [bool(mark) for mark in (await self._call(self._stub.Join, request)).marks]
+        request = orchestrator_pb2.JoinRequest(node_id=node_id, records=records_to(records), generations=generations)
+        return [bool(mark) for mark in (await self._ask(self._stub.Join, request, "marks")).marks]
 
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:
-        chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations, reporter=reporter)
-        return [ObjectMark(mark) for mark in (await self._call(self._stub.CommitObjects, request)).marks]
+        request = orchestrator_pb2.CommitObjectsRequest(
+            records=records_to(records), generations=generations, reporter=reporter
+        )
+        return [ObjectMark(mark) for mark in (await self._ask(self._stub.CommitObjects, request, "marks")).marks]
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        request = orchestrator_pb2.ExpectObjectsRequest(chunks=map(convert.record_to, records))
-        return [bool(mark) for mark in (await self._call(self._stub.ExpectObjects, request)).marks]
+        request = orchestrator_pb2.ExpectObjectsRequest(records=records_to(records))
+        return [bool(mark) for mark in (await self._ask(self._stub.ExpectObjects, request, "marks")).marks]
 
     async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
-        chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.GetGenerationsRequest(node_id=OBJECT_TIER, chunks=chunks)
-        answer = await self._call(self._stub.GetGenerations, request)
+        request = orchestrator_pb2.GetGenerationsRequest(node_id=OBJECT_TIER, records=records_to(records))
+        answer = await self._ask(self._stub.GetGenerations, request, "generations")
         return list(answer.generations), not answer.rebuilding
 
     async def withdraw(
@@ -87,46 +87,43 @@ class GrpcClusterIndex:
     ) -> None:
         request = orchestrator_pb2.WithdrawRequest(
             node_id=node_id,
-            chunks=map(convert.record_to, records),
+            records=records_to(records),
             reporter=reporter,
             all_generations=node_id == OBJECT_TIER,
             hidden=hidden,
         )
-        await self._call(self._stub.Withdraw, request)
+        await self._ask(self._stub.Withdraw, request, "withdrawn")
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
-        chunks = map(convert.record_to, records)
         request = orchestrator_pb2.WithdrawRequest(
-            node_id=node_id, chunks=chunks, only_in_object_tier=True, reporter=node_id
+            node_id=node_id, records=records_to(records), only_in_object_tier=True, reporter=node_id
         )
-        return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
+        return [bool(mark) for mark in (await self._ask(self._stub.Withdraw, request, "withdrawn")).withdrawn]
 
     async def withdraw_surplus(
         self, node_id: str, records: Sequence[ChunkRecord], keepers: Sequence[str]
     ) -> list[bool]:
-        chunks = map(convert.record_to, records)
         request = orchestrator_pb2.WithdrawRequest(
             node_id=node_id,
-            chunks=chunks,
+            records=records_to(records),
             keepers=keepers,
             others_min=len(keepers),  # for an orchestrator of the release before, which knows no keepers
             reporter=node_id,
         )
-        return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
+        return [bool(mark) for mark in (await self._ask(self._stub.Withdraw, request, "withdrawn")).withdrawn]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
-        request = orchestrator_pb2.EvictChunksRequest(node_id=node_id, chunks=map(convert.record_to, records))
-        return [bool(mark) for mark in (await self._call(self._stub.EvictChunks, request)).evicted]
+        request = orchestrator_pb2.EvictChunksRequest(node_id=node_id, records=records_to(records))
+        return [bool(mark) for mark in (await self._ask(self._stub.EvictChunks, request, "evicted")).evicted]
 
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
-        request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records))
-        response = await call(self._stub.Locate, request, timeout_s=_INDEX_TIMEOUT_S)
+        request = orchestrator_pb2.LocateRequest(records=records_to(records))
+        response = await self._ask(self._stub.Locate, request, "holders")
         return [tuple(names.split(",")) if names else () for names in response.holders]
 
     async def generations(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
-        chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.GetGenerationsRequest(node_id=node_id, chunks=chunks)
-        return list((await self._call(self._stub.GetGenerations, request)).generations)
+        request = orchestrator_pb2.GetGenerationsRequest(node_id=node_id, records=records_to(records))
+        return list((await self._ask(self._stub.GetGenerations, request, "generations")).generations)
 
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
         request = orchestrator_pb2.TakeDropsRequest(node_id=node_id, cursor=cursor)
@@ -162,6 +159,9 @@ class GrpcClusterIndex:
 
     async def policies(self) -> PolicyList:
         return policies_from(await self._call(self._stub.ListPolicies, gateway_pb2.ListPoliciesRequest()))
+
+    async def _ask(self, method: Any, request: Any, answers: str) -> Any:
+        return await ask_about(method, request, answers, timeout_s=_INDEX_TIMEOUT_S)
 
     async def _call(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=_INDEX_TIMEOUT_S)

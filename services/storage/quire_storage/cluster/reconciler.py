@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.errors import QuireError
-from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES
+from quire.model.records import ChunkRecord
 from quire.telemetry import logger
 from quire_server.membership.heartbeat import ClusterNews
 from quire_storage.cluster.fingerprint_index import LocalFingerprints

@@ -7,8 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from quire.model.errors import QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
+from quire.model.index import OBJECT_TIER, Drop, Held, ObjectMark
+from quire.model.records import ChunkRecord, ChunkRecords
 from quire.telemetry import logger
 from quire_storage.cluster.joined_calls import JoinedCalls
 from quire_storage.ports import Clock, ClusterIndex, Listing
@@ -52,7 +55,7 @@ class Registry:
         or here, if that answers at once. During the wait the index is asked only for chunks that wait for another node,
         and not for those behind them here.
         """
-        unregistered, deadline_s = list(records), self._clock.monotonic_s() + self._timeout_s
+        unregistered, deadline_s = ChunkRecords.of(records), self._clock.monotonic_s() + self._timeout_s
         pause_s, batch = _RETRY_S, unregistered
         while unregistered:
             indexed: dict[bytes, int] = {}
@@ -65,19 +68,19 @@ class Registry:
                         self._node_id, part, reporter=self._node_id, fresh=fresh, wait_ms=wait_ms
                     )
                     self.changes += 1
-                indexed |= {
-                    record.key: generation for record, generation in zip(part, generations, strict=True) if generation
-                }
+                indexed |= {key: mark for key, mark in zip(part.key_list(), generations, strict=True) if mark}
             fresh = 0  # an entry that ended since must not come back under the same generation
             yield indexed
-            unregistered = [record for record in unregistered if record.key not in indexed]
+            keys = unregistered.key_list()
+            unregistered = unregistered.pick(np.array([key not in indexed for key in keys], dtype=bool))
             if not unregistered or not patient or self._clock.monotonic_s() > deadline_s:
                 return
             if indexed:
                 batch, pause_s = unregistered, _RETRY_S
             else:
-                unregistered_keys = {record.key for record in unregistered}
-                batch = [record for record in unregistered if record.parent not in unregistered_keys]
+                behind = set(unregistered.key_list())
+                heads = np.array([parent not in behind for parent in unregistered.parent_list()], dtype=bool)
+                batch = unregistered.pick(heads | ~unregistered.has_parent())
                 await self._clock.sleep(max(0.0, began_s + pause_s - self._clock.monotonic_s()))
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 

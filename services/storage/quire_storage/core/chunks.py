@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.durability import Durability
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire_storage.core.pool.slots import Shape, shape_of
 
 

@@ -15,11 +15,12 @@ from quire.model.errors import (
     QuireError,
     TooManyRequests,
 )
-from quire.model.index import OBJECT_TIER, ChunkRecord, records
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange, ranges_of
+from quire.model.records import ChunkRecord, records
 from quire.model.transfers import DeliverOrder
 from quire.telemetry import meter, names, tracer
 from quire.transport import Stalled

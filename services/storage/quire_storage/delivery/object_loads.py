@@ -24,7 +24,7 @@ import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from quire.model.errors import CorruptData, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.telemetry import logger, names, tracer
 from quire.transport.fair_threads import FairThreads
 from quire_storage.core.chunks import Chunk

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from quire.model.errors import CorruptData, TooManyRequests
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.model.transfers import PrefetchOrder
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy

@@ -86,7 +86,7 @@ class Arrivals:
     @contextlib.contextmanager
     def arriving(self, order: IngestOrder, slots: Slots) -> Iterator[Arrival]:
         """Let followers find a store's chunks, until it ends; an error that leaves the block is theirs, too."""
-        arrival = Arrival([record.key for record in order.records], order.store_id, slots)
+        arrival = Arrival(order.records.key_list(), order.store_id, slots)
         self._running.append(arrival)
         self._notify()
         try:

@@ -102,7 +102,7 @@ class Stores:
         moved_bytes = call.layout.payload_bytes(len(call.records))
         self.ingested_bytes += moved_bytes
         self._counter.add(moved_bytes)
-        present = bytes(record.key in acknowledged for record in call.records)
+        present = bytes(key in acknowledged for key in call.records.key_list())
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved_bytes, quiesced=True)
 
     async def _elsewhere(self, call: IngestOrder) -> list[Chunk]:
@@ -110,7 +110,7 @@ class Stores:
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             return []
         absent = [record for record in call.records if self._tiers.find(record.key) is None]
-        present = self._tiers.find_all([record.key for record in call.records])  # they may be evicted before the store
+        present = self._tiers.find_all(call.records.key_list())  # they may be evicted before the store
         return present + await self._tiers.objects.headers(await self._tiers.object_generations(absent))
 
     async def _keep_all(self, call: IngestOrder, elsewhere: Sequence[Chunk]) -> set[bytes]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from quire.model.errors import InternalError, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.telemetry import background, counter, logger, names
 from quire_storage.cluster.registry import Registry
 from quire_storage.core.residency import Residency

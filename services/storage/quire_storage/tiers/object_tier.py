@@ -26,7 +26,7 @@ from quire.model.chunk_object import (
 )
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, CorruptData, DeadlineExceeded, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.core.pool.format import header_bytes, pack_header, unpack_header

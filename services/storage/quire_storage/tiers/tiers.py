@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import PoolFull, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.cluster.registry import Registry
 from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace

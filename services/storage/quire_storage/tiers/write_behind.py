@@ -19,7 +19,7 @@ import numpy.typing as npt
 from opentelemetry.metrics import Observation
 
 from quire.model.errors import DeadlineExceeded, QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire.telemetry import background, logger, meter, names
 from quire_server import tasks
 from quire_storage.cluster.registry import Registry

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
-from quire.model.index import ChunkRecord
+from quire.model.records import ChunkRecord
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace, Placed
 from quire_storage.core.pool.slots import Shape
 
