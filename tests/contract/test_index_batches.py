@@ -23,7 +23,7 @@ from quire_server.redis.prefix_index.slots import bucket_key
 async def test_a_call_about_many_buckets_asks_redis_a_few_times(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    index, chunks = PrefixIndex(redis_client), records(chain(200), 0, 200, unchained=True)
+    index, chunks = PrefixIndex(redis_client), records(chain(800), 0, 800, unchained=True)
     generations = await index.register(OBJECT_TIER, chunks, 0)
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "register": lambda: index.register("a", chunks, 0),
@@ -41,7 +41,7 @@ async def test_a_call_about_many_buckets_asks_redis_a_few_times(
 
     monkeypatch.setattr(index, "_run", counted)
     await calls[operation]()
-    assert len(scripts) == 4, "of 64 buckets at most, so that no other request waits for long"
+    assert len(scripts) == 4, "of 256 buckets at most, so that no other request waits for long"
     keys = [chunk.key for chunk in chunks if operation in ("register", "join")]
     assert await listing_of(index, "a") == await sum_of(index, "a", keys)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +14,12 @@ from quire.model.keys import KEY_BYTES
 from quire.model.records import ChunkRecord, ChunkRecords
 
 
-@dataclass(frozen=True, slots=True)
-class Bucketful:
+class Bucketful(NamedTuple):
     """Chunks of one bucket, packed.
 
     Attributes:
         first: Number of the first of them in the request.
-        count: How many they are.
+        size: How many they are.
         name: Fingerprint of the bucket.
         bucket: Key of the bucket.
         keys: Keys of the chunks.
@@ -31,7 +29,7 @@ class Bucketful:
     """
 
     first: int
-    count: int
+    size: int
     name: bytes
     bucket: bytes
     keys: bytes
@@ -70,7 +68,7 @@ def registrations(node_id: str, records: ChunkRecords, parts: Sequence[Bucketful
     rows = np.stack([column.reshape(-1, PRINT_BYTES) for column in columns], axis=1).tobytes()
     calls = list[tuple[bytes, list[Any]]]()
     for part in parts:
-        own = rows[2 * PRINT_BYTES * part.first : 2 * PRINT_BYTES * (part.first + part.count)]
+        own = rows[2 * PRINT_BYTES * part.first : 2 * PRINT_BYTES * (part.first + part.size)]
         calls.append((part.name, [own, part.keys, part.bucket] if node_id == OBJECT_TIER else [own]))
     return calls
 

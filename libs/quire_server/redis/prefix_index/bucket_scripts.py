@@ -22,7 +22,7 @@ _SCANNED: Final = 16
 """Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
 _LINKS_SCANNED: Final = 1000
 _LINKS_READ: Final = 1024
-_BUCKETS_AT_ONCE: Final = 64
+_BUCKETS_AT_ONCE: Final = 256
 _MASTER_SHIFT: Final = 56
 
 

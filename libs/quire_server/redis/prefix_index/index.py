@@ -98,7 +98,7 @@ class PrefixIndex(BucketScripts):
         for is_linked, parts in groupby(bucketfuls(records), key=lambda part: part.is_linked):
             if is_linked:
                 for part in parts:
-                    own = records[part.first : part.first + part.count]
+                    own = records[part.first : part.first + part.size]
                     generations += await self._register_linked(node_id, own, now_ms, new)
             else:
                 calls = registrations(node_id, records, list(parts))
@@ -165,7 +165,7 @@ class PrefixIndex(BucketScripts):
             calls = [(part.name, [part.prints, part.keys, part.bucket]) for part in parts]
             answers = await self._change_each("evict", calls, [now_ms, delete_ms, asking, _DROPS_TTL_MS])
             for part, (count, *rest) in zip(parts, answers, strict=True):
-                group, unseen = chunks[part.first : part.first + part.count], count + part.count
+                group, unseen = chunks[part.first : part.first + part.size], count + part.size
                 for chunk, answer in zip(group, rest[count:unseen], strict=True):
                     if answer == b"absent":
                         absent.append(chunk.key)
@@ -329,7 +329,7 @@ class PrefixIndex(BucketScripts):
         """
         remaining = iter(generations)
         parts = bucketfuls(chunks)
-        calls = [(part.name, [part.prints, _packed(islice(remaining, part.count))]) for part in parts]
+        calls = [(part.name, [part.prints, _packed(islice(remaining, part.size))]) for part in parts]
         masks = await self._change_each("join", calls, [node_id, "1" if only_in_object else ""])
         return [mark == ord("1") for mask in masks for mark in mask]
 
@@ -339,7 +339,7 @@ class PrefixIndex(BucketScripts):
         """List the object tier in these very entries."""
         remaining = iter(generations)
         calls = [
-            (part.name, [part.prints, _packed(islice(remaining, part.count)), part.keys, part.bucket])
+            (part.name, [part.prints, _packed(islice(remaining, part.size)), part.keys, part.bucket])
             for part in bucketfuls(chunks)
         ]
         return [_OBJECT_MARKS[mark] for mask in await self._change_each("add_objects", calls) for mark in mask]
