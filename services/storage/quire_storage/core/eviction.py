@@ -176,6 +176,11 @@ class LeafArc:
             self._release(self._rows.find(key))
 
     @property
+    def has_aside(self) -> bool:
+        """Whether a chunk is set aside."""
+        return self._lists.count(self._aside) > 0
+
+    @property
     def aside(self) -> list[bytes]:
         """Keys that are skipped until they are touched or released."""
         return [self._rows.key(row) for row in self._lists.rows(self._aside)]

@@ -61,9 +61,12 @@ class Pins:
         if ticket in self.used:
             self.used.discard(ticket)
             self._copies.touch(entries)  # not before: until now they stayed anyway
+        in_order = not (self._copies.in_memory.has_aside or self._copies.on_disk.has_aside)
         for entry in entries:
             entry.pins -= 1
             assert entry.pins >= 0, "a pin is given back once"
+            if in_order and entry.memory is not None and entry.phase is Phase.RESIDENT:
+                continue  # it stays as it is, and none waits for its turn
             self._copies.rest(entry)
 
     def check(self) -> None:
