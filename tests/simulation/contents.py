@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,3 +38,14 @@ def check_chunk(history: History, key: bytes, rows: npt.NDArray[np.uint8], layou
         if np.array_equal(rows, content(key, version, layout)):
             return version
     raise history.fail("wrong bytes were delivered", key)
+
+
+def marked(summary: Any) -> int:
+    """Return how many chunks of a transfer arrived, or are kept."""
+    return sum(sum(outcome.delivered) for outcome in summary.outcomes)
+
+
+def marks_of(outcome: Any) -> list[tuple[Any, bytes]]:
+    """Ranges of an outcome with their part of its marks."""
+    ends = accumulate(each.count for each in outcome.ranges)
+    return [(each, outcome.delivered[end - each.count : end]) for each, end in zip(outcome.ranges, ends, strict=True)]

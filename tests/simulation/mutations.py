@@ -227,21 +227,27 @@ MUTATIONS: dict[str, Mutation] = {
     "drops-forgotten": Mutation(
         0,
         "drops are deleted when a node asks for them, before it has them (D9)",
-        (
-            edit(
-                Evictions,
-                "drops",
-                "return await self._index.drops(node_id, cursor)",
-                _TAKEN_AT_ONCE,
-            ),
-        ),
+        (edit(Evictions, "drops", "return await self._index.drops(node_id, cursor)", _TAKEN_AT_ONCE),),
         tested="tests/unit/orchestrator/test_evictions.py",
     ),
     "unsaid-lingering": Mutation(
         0,
         "a delivery that was not settled in time never says that it is (D10)",
-        (edit(NodeDelivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
+        (edit(NodeDelivery, "linger", "self._say_quiesced(0)", "pass"),),
         tested="tests/unit/storage/test_lingering.py",
+    ),
+    "counts-refused": Mutation(
+        0,
+        "a storage node says that it keeps chunks which the index has refused",
+        (edit(Stores, "ingest", "chunks = sum(outcome.delivered)", "chunks = len(call.records)"),),
+        found_by="are kept, say the nodes",
+        seed=9,
+    ),
+    "counts-damaged": Mutation(
+        0,
+        "a storage node says that it has delivered chunks which it could not read",
+        (edit(NodeDelivery, "_deliver", "len(self._chunks) - len(self._failed)", "len(self._chunks)"),),
+        found_by="have arrived, say the nodes",
     ),
     "any-upload-counts": Mutation(
         0,

@@ -8,7 +8,6 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from quire.client import AsyncClient
@@ -28,7 +27,7 @@ from tests.simulation import requests
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.checks import LEASE_MS, Checks
 from tests.simulation.cluster import GATEWAYS, Cluster
-from tests.simulation.contents import UNUSED, check_chunk, check_layer
+from tests.simulation.contents import UNUSED, check_chunk, check_layer, marked, marks_of
 from tests.simulation.faults import Faults
 from tests.simulation.history import History
 from tests.simulation.observer import listen
@@ -320,7 +319,7 @@ class Day:
         kept = [
             keys.at(run.first + index)
             for outcome in summary.outcomes
-            for run, marks in _marks(outcome)
+            for run, marks in marks_of(outcome)
             for index, mark in enumerate(marks)
             if mark
         ]
@@ -331,11 +330,14 @@ class Day:
             for key in promised:
                 Checks(self).readable(key, "acknowledged, and not readable at that moment")
 
-    @staticmethod
-    async def finish(session: StoreSession) -> Any:
+    async def finish(self, session: StoreSession) -> Any:
+        """Wait for the end of a store. What its nodes have said ahead of the summary must be true."""
         assert session._task is not None
         summary = await asyncio.shield(session._task)
         await session.quiesced(20.0)
+        nodes, placed = session._quiescence, session._placed_chunks
+        if nodes is not None and await nodes.is_whole(placed) and marked(summary) != placed:
+            raise self.history.fail(f"all {placed} chunks are kept, say the nodes, and the summary names others")
         return summary
 
     async def fetch(
@@ -447,8 +449,10 @@ class Day:
                 await delivery.layer(layer)
                 check_layer(self.history, layer, rows[layer, :delivered], prefix, first)
         summary = await delivery.summary()
+        if await delivery.is_whole(delivered) and marked(summary) != delivered:
+            raise self.history.fail(f"all {delivered} chunks have arrived, say the nodes, and the summary names others")
         for outcome in summary.outcomes:
-            for run, marks in _marks(outcome):
+            for run, marks in marks_of(outcome):
                 for index, mark in enumerate(marks):
                     key = prefix.keys.at(run.first + index)
                     if mark:
@@ -488,9 +492,3 @@ class Day:
     def _check_unused(self, buffer: Buffer) -> None:
         if buffer.view is not None and not bool((buffer.view == UNUSED).all()):
             self.loop.failures.append({"exception": self.history.fail("a buffer was written to after it was returned")})
-
-
-def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
-    """Ranges of an outcome with their part of its marks."""
-    ends = accumulate(each.count for each in outcome.ranges)
-    return [(each, outcome.delivered[end - each.count : end]) for each, end in zip(outcome.ranges, ends, strict=True)]

@@ -102,6 +102,16 @@ class Delivery:
         assert self._task is not None, "start() comes first"
         return await end_of(self._task, "delivery", self._cancelled)
 
+    async def is_whole(self, chunks: int) -> bool:
+        """Wait until the nodes have ended; whether they have delivered all of `chunks` chunks, which were asked for.
+
+        They say so on the data plane, ahead of the gateway's summary. Which chunks are missing from a delivery that is
+        not whole, and why, only `summary` tells.
+        """
+        if self._quiescence is None or self._task is None:
+            return False
+        return await self._quiescence.is_whole(chunks, self._task, self._cancelled)
+
     async def quiesced(self, timeout_s: float) -> None:
         """Return when every storage node has stopped using the buffer.
 
@@ -190,8 +200,8 @@ class Delivery:
                     self._stripe(number, node)
             case LayerReady(node_index=node, layer=layer) if layer < self.num_layers:
                 self._stripe(layer, node)
-            case Quiesced(node_index=index):
-                self._quiescence.node(index)
+            case Quiesced(node_index=index, chunks=chunks):
+                self._quiescence.node(index, chunks)
 
     # ----
 

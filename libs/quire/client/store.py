@@ -72,7 +72,7 @@ class StoreSession:
         self._stop: Stop | None = None
         self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._complete = self._announced = complete
-        self.known_chunks = 0
+        self._placed_chunks = self.known_chunks = 0
 
     async def start(self, responses: AsyncGenerator[Any, None], stop: Stop) -> None:
         """Return when the placement is known. Raises the gateway's error. `stop` ends its responses."""
@@ -98,7 +98,7 @@ class StoreSession:
             if unannounced:
                 about = f"layers {unannounced[:8]} of {self._num_layers}"
                 raise InvalidRequest(f"{about} were not announced", field="layer")
-            await self.commit()
+            await self.acknowledged()
             await self.quiesced(_QUIET_TIMEOUT_S)
         except BaseException:
             with contextlib.suppress(QuireError):
@@ -140,6 +140,16 @@ class StoreSession:
             error.stored_chunks = summary.stored_chunks
             raise error
         return summary
+
+    async def acknowledged(self) -> None:
+        """Wait as `commit` does, without its summary: the nodes' own word is here before the gateway's.
+
+        Raises as `commit`.
+        """
+        assert self._task is not None, "start() comes first"
+        nodes = self._quiescence
+        if nodes is None or not await nodes.is_whole(self._placed_chunks, self._task, self._cancelled):
+            await self.commit()
 
     @property
     def is_lent(self) -> bool:
@@ -185,7 +195,7 @@ class StoreSession:
     def on_message(self, message: Message) -> None:
         """Take a message of a storage node from the data plane."""
         if isinstance(message, Quiesced) and self._quiescence is not None:
-            self._quiescence.node(message.node_index)
+            self._quiescence.node(message.node_index, message.chunks)
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
         complete = turned_down = False
@@ -260,6 +270,7 @@ class StoreSession:
     def _connect(self, placement: Any) -> None:
         addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}
         ranges = ranges_from(placement.ranges)
+        self._placed_chunks = sum(run.count for run in ranges)
         self._quiescence = Quiescence(
             ranges, addresses, self._transport, self._loan, self._on_quiesced, self._transfer_s
         )

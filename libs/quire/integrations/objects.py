@@ -186,7 +186,7 @@ class Objects:
                     session = await self._client.store(
                         space, keys, 0, source, durability=self._durability, complete=True, unchained=len(group) > 1
                     )
-                    await session.commit()
+                    await session.acknowledged()
                 finally:
                     await until_idle(source, session)
 
@@ -249,7 +249,9 @@ async def retrieve_into(
         delivery = retrieval.delivery
         if delivery is not None:
             present = [at for at in retrieval.found.there if at >= first_chunk]
-            for at, mark in zip(present, (await delivery.summary()).delivered, strict=True):
+            is_whole = await delivery.is_whole(len(present))
+            marks = b"\1" * len(present) if is_whole else (await delivery.summary()).delivered
+            for at, mark in zip(present, marks, strict=True):
                 arrived[at - first_chunk] = mark
         return bytes(arrived)
     finally:

@@ -30,11 +30,14 @@ class LayerReady:
 
 @dataclass(frozen=True, slots=True)
 class Quiesced:
-    """Storage node → client: this node touches the client's memory no more. `complete`: it delivered all of its run."""
+    """Storage node → client: this node touches the client's memory no more.
+
+    `chunks`: how many it has delivered, or keeps as was asked; 0 of a transfer that failed.
+    """
 
     transfer_id: bytes
     node_index: int
-    complete: bool
+    chunks: int
     trace: bytes = _NO_TRACE
 
 
@@ -79,8 +82,9 @@ def encode_message(message: Message) -> bytes:
     match message:
         case LayerReady(transfer, node, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_READY, transfer, node, layer, 0, trace)
-        case Quiesced(transfer, node, complete, trace):
-            return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, 0, int(complete), trace)
+        case Quiesced(transfer, node, chunks, trace):
+            high, low = divmod(chunks + 1, 1 << 16)  # the release before says 1 without a number
+            return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, high, low, trace)
         case LayerProduced(transfer, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_PRODUCED, transfer, 0, layer, 0, trace)
         case Stalled(transfer, node, stall_us, trace):
@@ -98,7 +102,7 @@ def decode_message(raw: bytes) -> Message:
     if kind == _LAYER_READY:
         return LayerReady(transfer, node, layer, trace)
     if kind == _QUIESCED:
-        return Quiesced(transfer, node, bool(status), trace)
+        return Quiesced(transfer, node, max(0, (layer << 16) + status - 1), trace)
     if kind == _LAYER_PRODUCED:
         return LayerProduced(transfer, layer, trace)
     if kind == _STALLED:

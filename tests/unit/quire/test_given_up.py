@@ -156,7 +156,7 @@ async def test_a_store_whose_node_was_never_reached_ends_soon(placed: _Placed, m
         with pytest.raises(PeerLost, match="storage-0 could not be made"):
             await placed.session.commit()
     assert placed.buffer.is_busy
-    placed.session.on_message(Quiesced(b"", 0, False, b""))
+    placed.session.on_message(Quiesced(b"", 0, 0, b""))
     assert not placed.buffer.is_busy
 
 
@@ -186,10 +186,28 @@ async def test_a_node_that_was_told_everything_is_waited_for(
         await placed.node.close()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(finishing), 0.3)
-        session.on_message(Quiesced(b"", 0, False, b""))
+        session.on_message(Quiesced(b"", 0, 0, b""))
         await session.cancel(5.0)
         with pytest.raises(PeerLost, match="cancelled"):
             await finishing
+
+
+async def test_a_store_is_acknowledged_by_the_word_of_its_nodes(gateway: tuple[_Gateway, str]) -> None:
+    """The gateway has not said anything yet. Of a store that is not whole only its summary says why."""
+    async with _place(gateway, complete=True) as placed:
+        waiting = asyncio.create_task(placed.session.acknowledged())
+        placed.session.on_message(Quiesced(b"", 0, 2))
+        async with asyncio.timeout(5):
+            await waiting
+        assert not placed.buffer.is_busy
+    async with _place(gateway, complete=True) as placed:
+        waiting = asyncio.create_task(placed.session.acknowledged())
+        placed.session.on_message(Quiesced(b"", 0, 1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.2)
+        await placed.session.cancel(5.0)
+        with pytest.raises(PeerLost, match="cancelled"):
+            await waiting
 
 
 async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:

@@ -22,7 +22,7 @@ from quire.model.errors import (
 )
 from quire.model.fingerprints import PRINT_BYTES
 from quire.model.index import DIGEST_MODULUS, listing_number, listing_total
-from quire.model.keys import ChunkKeys
+from quire.model.keys import KEYS_MAX, ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, ranges_of
@@ -138,12 +138,20 @@ traces = st.binary(min_size=25, max_size=25)
 @given(
     st.one_of(
         st.builds(LayerReady, transfers, st.integers(0, 65535), st.integers(0, 65535), traces),
-        st.builds(Quiesced, transfers, st.integers(0, 65535), st.booleans(), traces),
+        st.builds(Quiesced, transfers, st.integers(0, 65535), st.integers(0, KEYS_MAX), traces),
         st.builds(LayerProduced, transfers, st.integers(0, 65535), traces),
     )
 )
 def test_messages_come_back(message: Message) -> None:
     assert decode_message(encode_message(message)) == message
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_node_of_the_release_before_says_no_number_of_chunks(status: int) -> None:
+    """It says 1 of a transfer that did not fail, also where it kept none of its chunks."""
+    raw = bytearray(encode_message(Quiesced(b"t" * 16, 3, 0)))
+    raw[22:24] = status.to_bytes(2, "little")
+    assert decode_message(bytes(raw)) == Quiesced(b"t" * 16, 3, 0)
 
 
 @given(st.binary(max_size=80))

@@ -61,6 +61,10 @@ class SyncDelivery:
         """Wait for the end, as `Delivery.summary`."""
         return self._loop.run(self.delivery.summary())
 
+    def is_whole(self, chunks: int) -> bool:
+        """Wait until the nodes have ended; whether they have delivered all of `chunks`, as `Delivery.is_whole`."""
+        return self._loop.run(self.delivery.is_whole(chunks))
+
     def quiesced(self, timeout_s: float) -> None:
         """Return when every storage node has stopped using the buffer.
 
@@ -111,6 +115,10 @@ class SyncStoreSession:
     def commit(self) -> StoreSummary:
         """Wait for the acknowledgement, as `StoreSession.commit`; again, return it again."""
         return self._loop.run(self._session.commit())
+
+    def acknowledged(self) -> None:
+        """Wait as `commit` does, without its summary, as `StoreSession.acknowledged`."""
+        self._loop.run(self._session.acknowledged())
 
     def quiesced(self, timeout_s: float) -> None:
         """Return when every storage node has stopped reading the buffer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from quire.client.memory.buffers import Loan
 from quire.model.errors import DeadlineExceeded, PeerLost
@@ -61,6 +61,7 @@ class Quiescence:
         self._loan = loan
         self._on_quiet = on_quiet
         self._quiet = [False] * len(self.nodes)
+        self._chunks = [0] * len(self.nodes)
         self._all_quiet: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watches: list[Callable[[], None]] = []
         self._given_up = False
@@ -90,10 +91,11 @@ class Quiescence:
             self._given_up = True
             when_unheard(self._transfer_s, self.all_quiet)
 
-    def node(self, index: int) -> None:
-        """This node is quiet."""
+    def node(self, index: int, chunks: int = 0) -> None:
+        """This node is quiet. `chunks`: how many it said itself that it has delivered, or keeps."""
         if index < len(self._quiet):
             self._quiet[index] = True
+            self._chunks[index] = max(chunks, self._chunks[index])
         if all(self._quiet) and not self._all_quiet.done():
             self._all_quiet.set_result(None)
             self.unwatch()
@@ -118,6 +120,16 @@ class Quiescence:
         """No node was ever asked, or all of them are quiet by now."""
         for index in range(len(self.nodes)):
             self.node(index)
+
+    async def is_whole(self, chunks: int, *ends: asyncio.Future[Any]) -> bool:
+        """Return whether the nodes have said that they delivered, or keep, all of so many chunks.
+
+        Waits until all are quiet, or for any of `ends`. False where the gateway has to be heard.
+        """
+        if not self.nodes:
+            return False
+        await asyncio.wait([self._all_quiet, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return all(self._quiet) and sum(self._chunks) == chunks
 
     async def wait(self, timeout_s: float) -> None:
         """Return when all are quiet. Raises `DeadlineExceeded`: then the buffer must not be reused."""

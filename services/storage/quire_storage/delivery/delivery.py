@@ -166,8 +166,8 @@ class NodeDelivery:
             failure = await self._attempt(stream, memory, peer, batches, span)
             self._failed = batches.failed()
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
-                complete = failure is None and not self._failed
-                self.settled = await self._quiesce(stream, peer, complete=complete)
+                chunks = len(self._chunks) - len(self._failed) if failure is None else 0
+                self.settled = await self._quiesce(stream, peer, chunks)
         finally:
             if self.settled:
                 remote.close()
@@ -196,7 +196,7 @@ class NodeDelivery:
             self.settled = True
         remote.close()
         await batches.close()
-        self._say_quiesced(complete=False)
+        self._say_quiesced(0)
 
     async def _attempt(
         self, stream: PayloadStream, memory: Bytes | None, peer: Peer, batches: Batches, span: otel.Span
@@ -392,13 +392,13 @@ class NodeDelivery:
         message = LayerReady(self._call.delivery_id, self._call.node_index, layer, binary_context())
         stream.announce(encode_message(message), arrived)
 
-    async def _quiesce(self, stream: PayloadStream, peer: Peer, *, complete: bool) -> bool:
+    async def _quiesce(self, stream: PayloadStream, peer: Peer, chunks: int) -> bool:
         """Let puts in flight end, by force if need be, and notify the client that its memory is its own.
 
-        False if a put may still be in flight.
+        `chunks`: how many were delivered. False if a put may still be in flight.
         """
         settled = True
-        if not complete:
+        if chunks < len(self._chunks):
             stream.stop()
             try:
                 await stream.drain(_QUIESCE_TIMEOUT_S)
@@ -413,12 +413,12 @@ class NodeDelivery:
             except QuireError:
                 pass  # in flight no more: that is all that matters here
         if settled:  # else `linger` says so, once it is
-            self._say_quiesced(complete)
+            self._say_quiesced(chunks)
         return settled
 
-    def _say_quiesced(self, complete: bool) -> None:
+    def _say_quiesced(self, chunks: int) -> None:
         """Send it by another connection, if the first one had to be cut."""
-        message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
+        message = Quiesced(self._call.delivery_id, self._call.node_index, chunks, binary_context())
         with contextlib.suppress(QuireError):
             self._parts.transport.connect(self._call.descriptor.target.worker_address).send(encode_message(message))
 

@@ -77,16 +77,16 @@ class Stores:
 
     async def ingest(self, call: IngestOrder) -> NodeOutcome:
         """Read chunks out of the client's memory and keep them; however it ends, the client receives `Quiesced`."""
-        complete = False
+        chunks = 0
         try:
             with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
                 outcome = await self._pull_and_keep(call)
-            complete = True
+            chunks = sum(outcome.delivered)
             return outcome
         finally:
             self._abandoned.discard(call.store_id)
             self._produced.forget(call.store_id)
-            message = Quiesced(call.store_id, call.node_index, complete, binary_context())
+            message = Quiesced(call.store_id, call.node_index, chunks, binary_context())
             with contextlib.suppress(QuireError):
                 self._transport.connect(call.source.worker_address).send(encode_message(message))
 
