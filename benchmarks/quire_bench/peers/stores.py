@@ -61,7 +61,8 @@ class QuireStore:
         self._client.start()
         self._objects = Objects(self._client.asynchronous, Durability.MEMORY)
         self._buffers: dict[int, Buffer] = {}
-        self._stored: dict[str, list[tuple[Namespace, ChunkKeys]]] = {}
+        self._objects_of: dict[str, list[Place]] = {}
+        self._prefix_of: dict[str, tuple[Namespace, ChunkKeys]] = {}
 
     def memory(self, length: int) -> Bytes:
         buffer = self._client.allocate(length)
@@ -75,10 +76,10 @@ class QuireStore:
         if source.ndim == 2:
             places = self._places(round_, source)
             self._client.run(self._objects.put(places, buffer))
-            self._stored[round_] = [(place.namespace, place.keys) for place in places]
+            self._objects_of[round_] = places
             return
         space, keys = self._prefix(round_, source)
-        self._stored[round_] = [(space, keys)]
+        self._prefix_of[round_] = space, keys
         session = self._client.store(space, keys, 0, buffer, durability=Durability.MEMORY, complete=True)
         session.commit()
         session.quiesced(_TIMEOUT_S)
@@ -99,8 +100,10 @@ class QuireStore:
         retrieval.delivery.quiesced(_TIMEOUT_S)
 
     def clear(self, round_: str) -> None:
-        for space, keys in self._stored.pop(round_, []):
-            self._client.evict(space, keys)
+        for place in self._objects_of.pop(round_, []):
+            self._client.evict(place.namespace, place.keys)
+        if round_ in self._prefix_of:
+            self._client.evict(*self._prefix_of.pop(round_))
 
     def close(self) -> None:
         self._client.close()

@@ -105,8 +105,8 @@ class Delivery:
     async def is_whole(self, chunks: int) -> bool:
         """Wait until the nodes have ended; whether they have delivered all of `chunks` chunks, which were asked for.
 
-        They say so on the data plane, ahead of the gateway's summary. Which chunks are missing from a delivery that is
-        not whole, and why, only `summary` tells.
+        They say so on the data plane, ahead of the gateway, which counts the delivery among the tenant's requests for a
+        few ms more. Which chunks are missing from a delivery that is not whole, and why, only `summary` tells.
         """
         if self._quiescence is None or self._task is None:
             return False
