@@ -47,5 +47,5 @@ def marked(summary: Any) -> int:
 
 def marks_of(outcome: Any) -> list[tuple[Any, bytes]]:
     """Ranges of an outcome with their part of its marks."""
-    ends = accumulate(each.count for each in outcome.ranges)
-    return [(each, outcome.delivered[end - each.count : end]) for each, end in zip(outcome.ranges, ends, strict=True)]
+    ends = accumulate(run.count for run in outcome.ranges)
+    return [(run, outcome.delivered[end - run.count : end]) for run, end in zip(outcome.ranges, ends, strict=True)]

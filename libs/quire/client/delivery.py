@@ -103,10 +103,11 @@ class Delivery:
         return await end_of(self._task, "delivery", self._cancelled)
 
     async def is_whole(self, chunks: int) -> bool:
-        """Wait until the nodes have ended; whether they have delivered all of `chunks` chunks, which were asked for.
+        """Return whether the nodes report that they have delivered all of `chunks` chunks, the number requested.
 
-        They say so on the data plane, ahead of the gateway, which counts the delivery among the tenant's requests for a
-        few ms more. Which chunks are missing from a delivery that is not whole, and why, only `summary` tells.
+        Waits for the nodes' reports on the data plane, which arrive ahead of the gateway's summary. The gateway counts
+        the delivery among the tenant's requests for a few ms more. Where False, `summary` has the missing chunks and
+        the reason.
         """
         if self._quiescence is None or self._task is None:
             return False

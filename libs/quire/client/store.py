@@ -142,9 +142,9 @@ class StoreSession:
         return summary
 
     async def acknowledged(self) -> None:
-        """Wait as `commit` does, without its summary: the nodes' own word is here before the gateway's.
+        """Wait for the acknowledgement as `commit` does, without its summary. Raises as `commit`.
 
-        Raises as `commit`.
+        The nodes' own reports arrive on the data plane, ahead of the gateway's summary.
         """
         assert self._task is not None, "start() comes first"
         nodes = self._quiescence

@@ -244,9 +244,9 @@ def staying(nodes: Iterable[Node]) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """How a storage node is reached. `grpc_address` is empty where only the data plane is of interest.
+    """Addresses of a storage node. `grpc_address` is empty where only the data plane is of interest.
 
-    `protocol_version`: what it speaks; 0 where that is not known.
+    `protocol_version`: the newest protocol that the node speaks; 0 where that is unknown.
     """
 
     node_id: str

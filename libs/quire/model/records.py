@@ -1,4 +1,4 @@
-"""Records of chunks for the prefix index: what it has to know of a chunk. Of many chunks they are columns."""
+"""Records of chunks, as the prefix index keeps them: keys, parents and buckets. Records of many chunks are columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecords(Sequence[ChunkRecord]):
-    """Records of N chunks, in order, as columns. A record as an object is made when it is asked for.
+    """Records of N chunks, in order, as columns. A `ChunkRecord` is made at the moment it is needed.
 
     Attributes:
         keys: N keys of 32 bytes, concatenated.

@@ -61,7 +61,8 @@ def messages_to(chunks: Iterable[ChunkRecord]) -> list[pb.ChunkRecord]:
 async def ask_about(method: Any, request: Any, answers: str, *, timeout_s: float) -> Any:
     """Call an orchestrator about the chunks of `request.records`.
 
-    One of the release before does not read columns: it answers for no chunk, and is asked again in its own form.
+    An orchestrator of the release before does not read columns. Its response is about no chunk, and the request is sent
+    again in its own form.
 
     Args:
         method: Of the orchestrator's stub.

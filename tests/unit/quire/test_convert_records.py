@@ -1,4 +1,4 @@
-"""Records on the wire: what is refused, and what services of the release before are told."""
+"""Records on the wire: columns that are refused, and messages for services of the release before."""
 
 from __future__ import annotations
 

@@ -192,22 +192,22 @@ async def test_a_node_that_was_told_everything_is_waited_for(
             await finishing
 
 
-async def test_a_store_is_acknowledged_by_the_word_of_its_nodes(gateway: tuple[_Gateway, str]) -> None:
+async def test_a_store_is_acknowledged_by_the_reports_of_its_nodes(gateway: tuple[_Gateway, str]) -> None:
     """The gateway has not said anything yet. Of a store that is not whole only its summary says why."""
     async with _place(gateway, complete=True) as placed:
-        waiting = asyncio.create_task(placed.session.acknowledged())
+        acknowledging = asyncio.create_task(placed.session.acknowledged())
         placed.session.on_message(Quiesced(b"", 0, 2))
         async with asyncio.timeout(5):
-            await waiting
+            await acknowledging
         assert not placed.buffer.is_busy
     async with _place(gateway, complete=True) as placed:
-        waiting = asyncio.create_task(placed.session.acknowledged())
+        acknowledging = asyncio.create_task(placed.session.acknowledged())
         placed.session.on_message(Quiesced(b"", 0, 1))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(waiting), 0.2)
+            await asyncio.wait_for(asyncio.shield(acknowledging), 0.2)
         await placed.session.cancel(5.0)
         with pytest.raises(PeerLost, match="cancelled"):
-            await waiting
+            await acknowledging
 
 
 async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:

@@ -95,7 +95,7 @@ async def test_a_node_that_the_gateway_has_lost_may_be_at_work(world: _World) ->
 
 
 @pytest.fixture
-async def both() -> _World:
+async def unquiet() -> _World:
     """Neither of the two nodes is quiet yet."""
     world = _World()
     world.quiescence.connect()
@@ -103,36 +103,38 @@ async def both() -> _World:
 
 
 @pytest.mark.parametrize(("chunks", "is_whole"), [((2, 2), True), ((2, 1), False), ((0, 0), False), ((3, 2), False)])
-async def test_a_transfer_is_whole_if_the_nodes_say_so(both: _World, chunks: tuple[int, int], is_whole: bool) -> None:
-    asking = asyncio.create_task(both.quiescence.is_whole(4, asyncio.get_running_loop().create_future()))
-    both.quiescence.node(0, chunks[0])
+async def test_a_transfer_is_whole_by_the_nodes_reports(
+    unquiet: _World, chunks: tuple[int, int], is_whole: bool
+) -> None:
+    asking = asyncio.create_task(unquiet.quiescence.is_whole(4, asyncio.get_running_loop().create_future()))
+    unquiet.quiescence.node(0, chunks[0])
     for _ in range(10):
         await asyncio.sleep(0)
     assert not asking.done(), "the other one has said nothing"
-    both.quiescence.node(1, chunks[1])
+    unquiet.quiescence.node(1, chunks[1])
     async with asyncio.timeout(5):
         assert await asking == is_whole
 
 
-async def test_what_the_gateway_says_counts_no_chunks(both: _World) -> None:
+async def test_what_the_gateway_says_counts_no_chunks(unquiet: _World) -> None:
     """Also where the node's own word has come before, or comes later."""
-    both.quiescence.node(0, 2)
-    both.outcome(0, quiesced=True)
-    both.outcome(1, quiesced=True)
-    assert not await both.quiescence.is_whole(4)
-    both.quiescence.node(1, 2)
-    assert await both.quiescence.is_whole(4)
+    unquiet.quiescence.node(0, 2)
+    unquiet.outcome(0, quiesced=True)
+    unquiet.outcome(1, quiesced=True)
+    assert not await unquiet.quiescence.is_whole(4)
+    unquiet.quiescence.node(1, 2)
+    assert await unquiet.quiescence.is_whole(4)
 
 
-async def test_a_dead_node_has_said_nothing(both: _World) -> None:
-    both.quiescence.node(0, 2)
-    both.peers[b"1"].fail()
-    assert not await both.quiescence.is_whole(4)
+async def test_a_dead_node_has_said_nothing(unquiet: _World) -> None:
+    unquiet.quiescence.node(0, 2)
+    unquiet.peers[b"1"].fail()
+    assert not await unquiet.quiescence.is_whole(4)
 
 
-async def test_the_end_of_a_transfer_is_not_waited_beyond(both: _World) -> None:
+async def test_the_end_of_a_transfer_is_not_waited_beyond(unquiet: _World) -> None:
     end = asyncio.get_running_loop().create_future()
     end.set_result(None)
-    both.quiescence.node(0, 4)
+    unquiet.quiescence.node(0, 4)
     async with asyncio.timeout(5):
-        assert not await both.quiescence.is_whole(4, end), "the other node may still be at work"
+        assert not await unquiet.quiescence.is_whole(4, end), "the other node may still be at work"

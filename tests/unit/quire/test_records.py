@@ -1,4 +1,4 @@
-"""Records of chunks as columns say what a record for each chunk would say."""
+"""Records of chunks as columns equal a list with a record for each chunk."""
 
 from __future__ import annotations
 

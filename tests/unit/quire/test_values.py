@@ -147,8 +147,8 @@ def test_messages_come_back(message: Message) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_node_of_the_release_before_says_no_number_of_chunks(status: int) -> None:
-    """It says 1 of a transfer that did not fail, also where it kept none of its chunks."""
+def test_a_node_of_the_release_before_reports_no_number_of_chunks(status: int) -> None:
+    """Such a node reports 1 for a transfer that did not fail, also where none of the chunks was kept."""
     raw = bytearray(encode_message(Quiesced(b"t" * 16, 3, 0)))
     raw[22:24] = status.to_bytes(2, "little")
     assert decode_message(bytes(raw)) == Quiesced(b"t" * 16, 3, 0)

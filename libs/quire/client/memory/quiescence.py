@@ -92,7 +92,7 @@ class Quiescence:
             when_unheard(self._transfer_s, self.all_quiet)
 
     def node(self, index: int, chunks: int = 0) -> None:
-        """This node is quiet. `chunks`: how many it said itself that it has delivered, or keeps."""
+        """This node is quiet. `chunks`: how many it has delivered, or keeps, by its own report."""
         if index < len(self._quiet):
             self._quiet[index] = True
             self._chunks[index] = max(chunks, self._chunks[index])
@@ -122,9 +122,9 @@ class Quiescence:
             self.node(index)
 
     async def is_whole(self, chunks: int, *ends: asyncio.Future[Any]) -> bool:
-        """Return whether the nodes have said that they delivered, or keep, all of so many chunks.
+        """Return whether the nodes report that they have delivered, or keep, this many chunks in all.
 
-        Waits until all are quiet, or for any of `ends`. False where the gateway has to be heard.
+        Waits until all nodes are quiet, or for any of `ends`. False where only the gateway's summary has the result.
         """
         if not self.nodes:
             return False
