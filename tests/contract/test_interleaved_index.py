@@ -110,7 +110,7 @@ class _Careless(_Index):
         if not (await self.entries([parent]))[0][0]:
             return [0] * len(chunks)
         link = fingerprint(opener.parent_bucket) + bytes(8)
-        arguments = [node_id, fresh, link, 1 << 52, *registrations(node_id, chunks, bucketfuls(chunks))[0][1]]
+        arguments = [node_id, fresh, link, 1 << 52, *registrations(node_id, bucketfuls(chunks))[0][1]]
         answer = await self._change("register", fingerprint(opener.bucket), arguments)
         return [int.from_bytes(answer[at + 1 : at + 9], "big") for at in range(0, 9 * len(chunks), 9)]
 

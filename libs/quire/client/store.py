@@ -98,7 +98,7 @@ class StoreSession:
             if unannounced:
                 about = f"layers {unannounced[:8]} of {self._num_layers}"
                 raise InvalidRequest(f"{about} were not announced", field="layer")
-            await self.acknowledged()
+            await self.commit()
             await self.quiesced(_QUIET_TIMEOUT_S)
         except BaseException:
             with contextlib.suppress(QuireError):
@@ -144,11 +144,13 @@ class StoreSession:
     async def acknowledged(self) -> None:
         """Wait for the acknowledgement as `commit` does, without its summary. Raises as `commit`.
 
-        The nodes' own reports arrive on the data plane, ahead of the gateway's summary.
+        The nodes' own reports arrive on the data plane, ahead of the gateway's summary. The gateway counts the store
+        among the tenant's requests for a few ms more.
         """
         assert self._task is not None, "start() comes first"
         nodes = self._quiescence
-        if nodes is None or not await nodes.is_whole(self._placed_chunks, self._task, self._cancelled):
+        is_whole = nodes is not None and await nodes.is_whole(self._placed_chunks, self._task, self._cancelled)
+        if not is_whole or self._cancelled.done():
             await self.commit()
 
     @property

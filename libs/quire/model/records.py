@@ -15,7 +15,7 @@ from quire.model.policy import NAMESPACE_TAG_BYTES
 
 NO_NAMESPACE: Final = bytes(NAMESPACE_TAG_BYTES)
 NO_PARENT: Final = bytes(KEY_BYTES)
-"""In the place of a parent, in a column: the chunk is the first of a prefix."""
+"""In the place of a parent, in a column: the chunk is the first of a prefix. Keys are hashes, and none is zeros."""
 UNCHAINED_MAX: Final = 16_384
 """Keys of one request that are no prefix: each of them is looked up by itself."""
 
@@ -135,18 +135,18 @@ class ChunkRecords(Sequence[ChunkRecord]):
         return _rows(self.namespaces, NAMESPACE_TAG_BYTES)
 
     def in_namespace(self, tag: bytes) -> ChunkRecords:
-        """Return the records with this tag where they have none."""
-        if tag == NO_NAMESPACE or not self or any(self.namespaces):
+        """Return the records with this tag, if none of them has one."""
+        if tag == NO_NAMESPACE or self.namespaces.count(0) < len(self.namespaces):
             return self
         return ChunkRecords(self.keys, self.parents, self.buckets, self.parent_buckets, tag * len(self))
 
-    def has_parent(self) -> npt.NDArray[np.bool_]:
+    def parent_mask(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the chunks that have a parent."""
         return np.asarray(_words(self.parents).any(axis=1))
 
-    def has_link(self) -> npt.NDArray[np.bool_]:
+    def link_mask(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the chunks that have their parent in another bucket."""
-        return np.asarray(self.has_parent() & (_words(self.parent_buckets) != _words(self.buckets)).any(axis=1))
+        return np.asarray(self.parent_mask() & (_words(self.parent_buckets) != _words(self.buckets)).any(axis=1))
 
     def runs(self, column: bytes) -> list[tuple[int, int]]:
         """Return first and stop of each run of chunks that have the same value in `column`, which is one of these."""

@@ -83,7 +83,7 @@ def encode_message(message: Message) -> bytes:
         case LayerReady(transfer, node, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_READY, transfer, node, layer, 0, trace)
         case Quiesced(transfer, node, chunks, trace):
-            high, low = divmod(chunks + 1, 1 << 16)  # the release before says 1 without a number
+            high, low = divmod(chunks + 1, 1 << 16)  # 0 and 1 are the release before's, for failed and ended transfers
             return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, high, low, trace)
         case LayerProduced(transfer, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_PRODUCED, transfer, 0, layer, 0, trace)

@@ -16,7 +16,8 @@ COLUMNS_FROM: Final = 4
 """The first protocol with columns."""
 
 
-def records_to(chunks: Iterable[ChunkRecord]) -> pb.ChunkRecords:
+def records_to(chunks: Iterable[ChunkRecord], reporter: str = "") -> pb.ChunkRecords:
+    """`reporter`: the node that counts its reports, of a request that reports a change."""
     records = ChunkRecords.of(chunks)
     return pb.ChunkRecords(
         keys=records.keys,
@@ -24,6 +25,7 @@ def records_to(chunks: Iterable[ChunkRecord]) -> pb.ChunkRecords:
         buckets=records.buckets,
         parent_buckets=records.parent_buckets,
         namespaces=records.namespaces,
+        reporter=reporter,
     )
 
 
@@ -42,6 +44,11 @@ def records_from(request: Any, namespace: bytes = NO_NAMESPACE) -> ChunkRecords:
     columns = request.records
     records = ChunkRecords(columns.keys, columns.parents, columns.buckets, columns.parent_buckets, columns.namespaces)
     return records.in_namespace(namespace)
+
+
+def reporter_of(request: Any) -> str:
+    """Return the node that counts this report, empty for none. `request`: one that reports a change."""
+    return str(request.records.reporter or request.reporter)
 
 
 def messages_to(chunks: Iterable[ChunkRecord]) -> list[pb.ChunkRecord]:
@@ -76,6 +83,8 @@ async def ask_about(method: Any, request: Any, answers: str, *, timeout_s: float
     response = await call(method, request, timeout_s=timeout_s)
     if request.records.keys and not getattr(response, answers):
         records = records_from(request)
+        if reporter := request.records.reporter:  # it was not counted yet
+            request.reporter = reporter
         request.ClearField("records")
         request.chunks.extend(messages_to(records))
         response = await call(method, request, timeout_s=timeout_s)
@@ -94,7 +103,7 @@ def _records_of(messages: Iterable[pb.ChunkRecord], namespace: bytes) -> ChunkRe
         for message in messages
     ]
     for row in rows:
-        sizes = {len(row.key), len(row.bucket)}, {len(row.parent), len(row.parent_bucket)}
-        if sizes[0] != {KEY_BYTES} or sizes[1] not in ({KEY_BYTES}, {0}):
+        own_sizes, parent_sizes = {len(row.key), len(row.bucket)}, {len(row.parent), len(row.parent_bucket)}
+        if own_sizes != {KEY_BYTES} or parent_sizes not in ({KEY_BYTES}, {0}):
             raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
     return ChunkRecords.of(rows).in_namespace(namespace)

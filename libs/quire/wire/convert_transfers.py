@@ -127,7 +127,7 @@ def ingest_order_from(message: pb.IngestRequest, tenant: str = "", until_s: floa
     return IngestOrder(
         layout=convert.layout_from(message.layout),
         namespace_digest=message.namespace_digest,
-        records=records_from(message, message.namespace_digest[:NAMESPACE_TAG_BYTES]),
+        records=records_from(message, message.namespace_digest[:NAMESPACE_TAG_BYTES].ljust(NAMESPACE_TAG_BYTES, b"\0")),
         store_id=convert.transfer_id_from(message.store_id, "store_id"),
         source=convert.target_from(message.source),
         source_ranges=convert.ranges_from(message.source_ranges),

@@ -191,4 +191,5 @@ class Reports:
 def _heads(chunks: ChunkRecords) -> ChunkRecords:
     """Return the chunks whose parents are not among them."""
     keys = set(chunks.key_list())
-    return chunks.pick(chunks.has_parent() & np.array([parent not in keys for parent in chunks.parent_list()]))
+    outside = np.array([parent not in keys for parent in chunks.parent_list()], dtype=bool)
+    return chunks.pick(chunks.parent_mask() & outside)

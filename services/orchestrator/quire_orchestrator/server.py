@@ -11,7 +11,7 @@ from quire.model.index import OBJECT_TIER, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
 from quire.wire import convert, convert_assignment, convert_health, convert_images
-from quire.wire.convert_records import records_from
+from quire.wire.convert_records import records_from, reporter_of
 from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -102,7 +102,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         else:
             fresh, wait_ms = request.fresh_generation, request.wait_ms
             generations = await self._reports.commit(request.node_id, chunks, fresh, wait_ms)
-        await self._reports.count_change(request.reporter)
+        await self._reports.count_change(reporter_of(request))
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def Join(self, request: orchestrator_pb2.JoinRequest, context: Any) -> orchestrator_pb2.JoinResponse:
@@ -115,7 +115,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.CommitObjectsRequest, context: Any
     ) -> orchestrator_pb2.CommitObjectsResponse:
         marks = await self._reports.commit_objects(records_from(request), list(request.generations))
-        await self._reports.count_change(request.reporter)
+        await self._reports.count_change(reporter_of(request))
         return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
 
     async def ExpectObjects(
@@ -138,7 +138,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             keepers=request.keepers,
             hidden=request.hidden,
         )
-        await self._reports.count_change(request.reporter)
+        await self._reports.count_change(reporter_of(request))
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
 
     async def GetListing(

@@ -51,6 +51,12 @@ async def test_each_range_wakes_the_next_one() -> None:
     assert calls.count <= 10, "none asked again and again"
 
 
+async def test_no_chunk_waits_for_none() -> None:
+    orchestrator = await World().start()
+    async with asyncio.timeout(BOUND_S):
+        assert await orchestrator.reports.commit("a", records(KEYS, 0, 0), 0, wait_ms=200) == []
+
+
 async def test_what_came_by_another_orchestrator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is indexed twice: one that was evicted in between would come back under the same generation."""
     world, indexed, register = World(), list[bytes](), MemoryIndex.register

@@ -14,7 +14,7 @@ from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
 from quire.model.records import ChunkRecord, records
 from quire.model.transfers import IngestOrder
-from quire.wire.convert_records import COLUMNS_FROM, ask_about, messages_to, records_from, records_to
+from quire.wire.convert_records import COLUMNS_FROM, ask_about, messages_to, records_from, records_to, reporter_of
 from quire.wire.convert_transfers import ingest_order_from, ingest_order_to
 from quire.wire.v1 import orchestrator_pb2 as pb
 
@@ -39,24 +39,31 @@ def _order() -> IngestOrder:
 
 
 class _Orchestrator:
-    """Answers 7 for each chunk that it reads. `has_columns`: not of the release before."""
+    """Answers 7 for each chunk that it reads. `has_columns`: not of the release before.
+
+    `counted`: the reporters of its calls that name one.
+    """
 
     def __init__(self, *, has_columns: bool) -> None:
         self.has_columns = has_columns
         self.calls = 0
+        self.counted = list[str]()
 
     async def commit(self, request: pb.CommitRequest, **_: Any) -> pb.CommitResponse:
         self.calls += 1
         count = len(records_from(request)) if self.has_columns else len(request.chunks)
+        reporter = reporter_of(request) if self.has_columns else request.reporter
+        self.counted += [reporter] if reporter else []
         return pb.CommitResponse(generations=[7] * count)
 
 
 @pytest.mark.parametrize(("has_columns", "calls"), [(True, 1), (False, 2)])
 async def test_an_orchestrator_of_the_release_before_is_asked_in_its_own_form(has_columns: bool, calls: int) -> None:
     orchestrator = _Orchestrator(has_columns=has_columns)
-    request = pb.CommitRequest(node_id="a", records=records_to(_CHAIN))
+    request = pb.CommitRequest(node_id="a", records=records_to(_CHAIN, "a"))
     answer = await ask_about(orchestrator.commit, request, "generations", timeout_s=5)
     assert list(answer.generations) == [7] * 20 and orchestrator.calls == calls
+    assert orchestrator.counted == ["a"], "an index with more reports than the node made hides that it went back"
 
 
 async def test_nothing_is_asked_again_about_no_chunk() -> None:
@@ -77,6 +84,13 @@ def test_a_store_gets_the_tag_of_its_namespace() -> None:
     message = ingest_order_to(_order(), COLUMNS_FROM)
     message.records.namespaces = bytes(16 * 20)
     assert ingest_order_from(message).records.namespaces == b"n" * 16 * 20
+
+
+@pytest.mark.parametrize("digest", [b"", b"n" * 5])
+def test_a_short_digest_is_a_tag_with_zeros(digest: bytes) -> None:
+    message = ingest_order_to(_order(), COLUMNS_FROM)
+    message.records.namespaces, message.namespace_digest = bytes(16 * 20), digest
+    assert ingest_order_from(message).records.namespaces == digest.ljust(16, b"\0") * 20
 
 
 @pytest.mark.parametrize("column", ["keys", "parents", "buckets", "parent_buckets", "namespaces"])

@@ -48,8 +48,8 @@ def test_columns_and_single_records_say_the_same(rows: list[ChunkRecord]) -> Non
     assert list(columns) == rows and [record.namespace for record in columns] == [row.namespace for row in rows]
     assert columns.key_list() == [row.key for row in rows]
     assert columns.parent_list() == [row.parent or NO_PARENT for row in rows]
-    assert columns.has_parent().tolist() == [bool(row.parent) for row in rows]
-    assert columns.has_link().tolist() == [bool(row.parent) and row.parent_bucket != row.bucket for row in rows]
+    assert columns.parent_mask().tolist() == [bool(row.parent) for row in rows]
+    assert columns.link_mask().tolist() == [bool(row.parent) and row.parent_bucket != row.bucket for row in rows]
 
 
 @given(_rows, st.data())

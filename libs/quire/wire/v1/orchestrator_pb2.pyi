@@ -176,18 +176,20 @@ class ReportRebuiltResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ChunkRecords(_message.Message):
-    __slots__ = ("keys", "parents", "buckets", "parent_buckets", "namespaces")
+    __slots__ = ("keys", "parents", "buckets", "parent_buckets", "namespaces", "reporter")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     PARENT_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    REPORTER_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     parents: bytes
     buckets: bytes
     parent_buckets: bytes
     namespaces: bytes
-    def __init__(self, keys: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., buckets: _Optional[bytes] = ..., parent_buckets: _Optional[bytes] = ..., namespaces: _Optional[bytes] = ...) -> None: ...
+    reporter: str
+    def __init__(self, keys: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., buckets: _Optional[bytes] = ..., parent_buckets: _Optional[bytes] = ..., namespaces: _Optional[bytes] = ..., reporter: _Optional[str] = ...) -> None: ...
 
 class ChunkRecord(_message.Message):
     __slots__ = ("key", "parent", "bucket", "parent_bucket", "namespace")

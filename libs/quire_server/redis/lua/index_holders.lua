@@ -3,7 +3,7 @@
 local prints, found, cells = ARGV[1], {}, {}
 local at_once = 256  -- pages read by one command
 for at, key in ipairs(KEYS) do if key ~= KEYS[at - 1] then cells[#cells + 1] = key end end
--- Of pages with one chunk: what is behind its fingerprint is the same in all that were indexed together.
+-- Pages with one chunk that were indexed together differ in its fingerprint alone: the rest is unpacked once.
 local alone = {}
 local function entry(cell, root, print)
   local rest = sub(root, 1, 2) == '\0\1' and sub(root, 3, 10) == print and sub(root, 11)

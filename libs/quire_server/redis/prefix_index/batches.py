@@ -24,8 +24,9 @@ class Bucketful(NamedTuple):
         bucket: Key of the bucket.
         keys: Keys of the chunks.
         prints: Fingerprints of the chunks.
-        is_linked: The first one has its parent in another bucket.
-        has_links: Any of them has.
+        pairs: Fingerprint of each chunk and of its parent, zeros for none.
+        first_is_linked: The first one has its parent in another bucket.
+        any_is_linked: Any of them has.
     """
 
     first: int
@@ -34,16 +35,18 @@ class Bucketful(NamedTuple):
     bucket: bytes
     keys: bytes
     prints: bytes
-    is_linked: bool
-    has_links: bool
+    pairs: bytes
+    first_is_linked: bool
+    any_is_linked: bool
 
 
 def bucketfuls(chunks: Sequence[ChunkRecord]) -> list[Bucketful]:
     """Cut chunks where the bucket changes."""
     records = ChunkRecords.of(chunks)
-    prints, names, links = fingerprints(records.keys), fingerprints(records.buckets), records.has_link()
-    keys, buckets, is_linked = records.keys, records.buckets, links.tolist()
-    some_links = bool(links.any())
+    keys, buckets, links = records.keys, records.buckets, records.link_mask()
+    prints, names = fingerprints(keys), fingerprints(buckets)
+    columns = np.frombuffer(prints, np.uint64), np.frombuffer(fingerprints(records.parents), np.uint64)
+    pairs, is_linked, some_links = np.stack(columns, axis=1).tobytes(), links.tolist(), bool(links.any())
     return [
         Bucketful(
             first,
@@ -52,6 +55,7 @@ def bucketfuls(chunks: Sequence[ChunkRecord]) -> list[Bucketful]:
             buckets[first * KEY_BYTES : (first + 1) * KEY_BYTES],
             keys[first * KEY_BYTES : stop * KEY_BYTES],
             prints[first * PRINT_BYTES : stop * PRINT_BYTES],
+            pairs[2 * first * PRINT_BYTES : 2 * stop * PRINT_BYTES],
             is_linked[first],
             some_links and any(is_linked[first:stop]),
         )
@@ -59,18 +63,10 @@ def bucketfuls(chunks: Sequence[ChunkRecord]) -> list[Bucketful]:
     ]
 
 
-def registrations(node_id: str, records: ChunkRecords, parts: Sequence[Bucketful]) -> list[tuple[bytes, list[Any]]]:
-    """Return the fingerprint of each part's bucket, and the arguments of the registration of its chunks.
-
-    `parts`: some of those that `records` have.
-    """
-    columns = (np.frombuffer(fingerprints(column), np.uint8) for column in (records.keys, records.parents))
-    rows = np.stack([column.reshape(-1, PRINT_BYTES) for column in columns], axis=1).tobytes()
-    calls = list[tuple[bytes, list[Any]]]()
-    for part in parts:
-        own = rows[2 * PRINT_BYTES * part.first : 2 * PRINT_BYTES * (part.first + part.size)]
-        calls.append((part.name, [own, part.keys, part.bucket] if node_id == OBJECT_TIER else [own]))
-    return calls
+def registrations(node_id: str, parts: Sequence[Bucketful]) -> list[tuple[bytes, list[Any]]]:
+    """Return the fingerprint of each bucket, and the arguments of the registration of its chunks."""
+    has_keys = node_id == OBJECT_TIER
+    return [(part.name, [part.pairs, part.keys, part.bucket] if has_keys else [part.pairs]) for part in parts]
 
 
 def independent(parts: Sequence[Bucketful]) -> Iterator[list[Bucketful]]:
@@ -78,7 +74,7 @@ def independent(parts: Sequence[Bucketful]) -> Iterator[list[Bucketful]]:
 
     Its links have to be gone before these parents are looked at.
     """
-    for has_links, run in groupby(parts, key=lambda part: part.has_links):
+    for has_links, run in groupby(parts, key=lambda part: part.any_is_linked):
         if has_links:
             yield from ([part] for part in run)
         else:

@@ -20,11 +20,7 @@ from quire.model.index import DIGEST_MODULUS, Drop, Evicted, Gone, Held, Listing
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys, KeySample
 from quire.model.records import ChunkRecord, ChunkRecords
 from quire_server.redis.connection import metadata_errors
-from quire_server.redis.prefix_index.batches import (
-    bucketfuls,
-    independent,
-    registrations,
-)
+from quire_server.redis.prefix_index.batches import bucketfuls, independent, registrations
 from quire_server.redis.prefix_index.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
 from quire_server.redis.prefix_index.format import bucket_parts, nodes_of, pin_arguments, runs_of
 from quire_server.redis.prefix_index.slots import (
@@ -95,13 +91,13 @@ class PrefixIndex(BucketScripts):
         new = (fresh or int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         generations: list[int] = []
         records = ChunkRecords.of(chunks)
-        for is_linked, parts in groupby(bucketfuls(records), key=lambda part: part.is_linked):
+        for is_linked, parts in groupby(bucketfuls(records), key=lambda part: part.first_is_linked):
             if is_linked:
                 for part in parts:
                     own = records[part.first : part.first + part.size]
                     generations += await self._register_linked(node_id, own, now_ms, new)
             else:
-                calls = registrations(node_id, records, list(parts))
+                calls = registrations(node_id, list(parts))
                 marks = await self._change_each("register", calls, [node_id, new, b"", 0])
                 generations += _generations(b"".join(marks))
         return generations
@@ -444,7 +440,7 @@ class PrefixIndex(BucketScripts):
         until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
-        ((_, own),) = registrations(node_id, chunks, bucketfuls(chunks))
+        ((_, own),) = registrations(node_id, bucketfuls(chunks))
         arguments = [node_id, fresh, elsewhere + name, until_ms, *own]
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])

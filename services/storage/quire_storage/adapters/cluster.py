@@ -49,7 +49,7 @@ class GrpcClusterIndex:
         self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0, wait_ms: int = 0
     ) -> list[int]:
         request = orchestrator_pb2.CommitRequest(
-            node_id=node_id, records=records_to(records), reporter=reporter, fresh_generation=fresh, wait_ms=wait_ms
+            node_id=node_id, records=records_to(records, reporter), fresh_generation=fresh, wait_ms=wait_ms
         )
         return list((await self._ask(self._stub.Commit, request, "generations")).generations)
 
@@ -58,7 +58,7 @@ class GrpcClusterIndex:
     ) -> list[bool]:
         if not only_in_object:  # an orchestrator of the release before makes entries that do not exist
             commit = orchestrator_pb2.CommitRequest(
-                node_id=node_id, records=records_to(records), reporter=node_id, within=generations
+                node_id=node_id, records=records_to(records, node_id), within=generations
             )
             entries = (await self._ask(self._stub.Commit, commit, "generations")).generations
             return [entry == named for entry, named in zip(entries, generations, strict=True)]
@@ -68,9 +68,7 @@ class GrpcClusterIndex:
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:
-        request = orchestrator_pb2.CommitObjectsRequest(
-            records=records_to(records), generations=generations, reporter=reporter
-        )
+        request = orchestrator_pb2.CommitObjectsRequest(records=records_to(records, reporter), generations=generations)
         return [ObjectMark(mark) for mark in (await self._ask(self._stub.CommitObjects, request, "marks")).marks]
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
@@ -87,8 +85,7 @@ class GrpcClusterIndex:
     ) -> None:
         request = orchestrator_pb2.WithdrawRequest(
             node_id=node_id,
-            records=records_to(records),
-            reporter=reporter,
+            records=records_to(records, reporter),
             all_generations=node_id == OBJECT_TIER,
             hidden=hidden,
         )
@@ -96,7 +93,7 @@ class GrpcClusterIndex:
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         request = orchestrator_pb2.WithdrawRequest(
-            node_id=node_id, records=records_to(records), only_in_object_tier=True, reporter=node_id
+            node_id=node_id, records=records_to(records, node_id), only_in_object_tier=True
         )
         return [bool(mark) for mark in (await self._ask(self._stub.Withdraw, request, "withdrawn")).withdrawn]
 
@@ -105,10 +102,9 @@ class GrpcClusterIndex:
     ) -> list[bool]:
         request = orchestrator_pb2.WithdrawRequest(
             node_id=node_id,
-            records=records_to(records),
+            records=records_to(records, node_id),
             keepers=keepers,
             others_min=len(keepers),  # for an orchestrator of the release before, which knows no keepers
-            reporter=node_id,
         )
         return [bool(mark) for mark in (await self._ask(self._stub.Withdraw, request, "withdrawn")).withdrawn]
 

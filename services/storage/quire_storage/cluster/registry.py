@@ -80,7 +80,7 @@ class Registry:
             else:
                 unregistered_keys = set(unregistered.key_list())
                 heads = np.array([parent not in unregistered_keys for parent in unregistered.parent_list()], dtype=bool)
-                batch = unregistered.pick(heads | ~unregistered.has_parent())
+                batch = unregistered.pick(heads | ~unregistered.parent_mask())
                 await self._clock.sleep(max(0.0, began_s + pause_s - self._clock.monotonic_s()))
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
